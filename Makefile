@@ -1,0 +1,40 @@
+# Two commands do everything on a fresh machine with Python 3.11 and pip:
+#   make dev     set up .venv and run a whole cluster on this machine
+#   make test    set up .venv, then ruff, mypy and the tests
+# PIP_ARGS goes to pip, for example to take torch from an index of CPU wheels.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+DEV_ARGS ?=
+BIN := .venv/bin
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: install dev test test-slow lint clean train
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) -e '.[engine,test]'
+	touch $@
+
+dev: install
+	$(BIN)/sdcpd dev $(DEV_ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -q
+
+test-slow: install
+	$(BIN)/pytest -q -m slow --timeout 1200
+
+train: install
+	$(BIN)/python -m sdcpd.dev.train --stories $(STORIES) --out $(OUT)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,146 @@
+"""What the roles ask of an engine; results are plain integers, floats and octets (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sdcpd.protocol.messages import Sampling
+
+Draw = Callable[[int, int], float]
+"""Random value in [0, 1) for (position i, purpose), section 6.4."""
+
+
+class EngineError(Exception):
+    """A pass failed; the work it belonged to has changed nothing and may be repeated."""
+
+
+class ContextFull(EngineError):
+    """The prefix and its proposal are longer than the model's context."""
+
+
+class ModelError(Exception):
+    """A model directory can't be used; the text says which, why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The committed prefix of a session at one moment.
+
+    `tokens` is the session's own growing list; only its first `length` entries belong to the
+    prefix, so that handing it to another thread needs no copy.
+    """
+
+    tokens: Sequence[int]
+    length: int
+    prompt: int
+    """How many of them are the prompt; a model may put a beginning of its own before none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Verify `proposed` (empty when self-decoding) after `prefix` (section 6.3, steps 6 and 7)."""
+
+    session: bytes
+    epoch: int
+    prefix: Prefix
+    proposed: tuple[int, ...]
+    rule: int
+    sampling: Sampling
+    base: int
+    """Committed output tokens before this round; rule 200 derives its noise from it."""
+    draw: Draw | None = None
+    """Rule 2 only."""
+    q_rows: bytes | None = None
+    """Rule 2 only: M rows of V binary32, little-endian."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The rule's `a` and the additional token, and how long the pass took."""
+
+    accepted: int
+    additional: int
+    pass_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a model is, as contracts, statuses and people name it."""
+
+    name: str
+    model: bytes
+    tokenizer: bytes
+    vocab: int
+    context_max: int
+    fingerprint: str
+    exact: bool
+    """Whether the start-up self-check found rows independent of what stands beside them."""
+
+
+class TargetEngine(Protocol):
+    """The target model of a verifier."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    async def prepare(self, session: bytes, epoch: int, prefix: Prefix) -> None:
+        """Compute the KV of a prefix ahead of its first round; raises EngineError."""
+
+    async def score(self, work: Score) -> Scored:
+        """Score one proposal; raises EngineError (nothing has changed then)."""
+
+    def forget(self, session: bytes, epoch: int) -> None:
+        """Free what is kept for a session; unknown sessions are ignored."""
+
+    def pass_s(self) -> float:
+        """Smoothed duration of a target pass in seconds (0 before the first)."""
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWork:
+    """Propose up to `m` tokens after `prefix` (section 6.2)."""
+
+    session: bytes
+    prefix: Prefix
+    m: int
+    rule: int
+    sampling: Sampling
+    base: int
+    vocab: int
+    """The target's V; no token at or above it is proposed and rows have this length (D-E6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens, under rule 2 with the rows they were sampled from."""
+
+    tokens: tuple[int, ...]
+    q_rows: bytes | None = None
+    seconds: float = 0.0
+
+
+class DraftEngine(Protocol):
+    """A source of proposals: a draft model, or n-gram look-up."""
+
+    @property
+    def model(self) -> bytes:
+        """The draft model's digest (D-C9); an n-gram drafter has a fixed one."""
+
+    @property
+    def tokenizer(self) -> bytes | None:
+        """Digest of the tokenizer the drafter's tokens belong to; None if it fits any."""
+
+    @property
+    def vocab(self) -> int | None:
+        """Own row length, None if it fits any."""
+
+    async def draft(self, work: DraftWork) -> Draft:
+        """Propose between 1 and `m` tokens; raises EngineError."""
+
+    def forget(self, session: bytes) -> None: ...
+
+    async def aclose(self) -> None: ...

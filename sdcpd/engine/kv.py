@@ -1,0 +1,57 @@
+"""The key and value rows that a session's tokens left behind, and which tokens those were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+GROW = 256  # positions; a multiple of the attention's padding, so views never run short
+
+
+class SessionKv:
+    """KV of one session: `tokens[i]` produced the rows at position i.
+
+    Rows beyond `len(tokens)` are rubbish left by padding or by rejected tokens; attention masks
+    them and the next feed overwrites them.  Rolling back is therefore forgetting, not copying.
+    """
+
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._shape = (layers, kv_heads, 0, head_dim)
+        self.keys = torch.zeros(self._shape, dtype=dtype, device=device)
+        self.values = torch.zeros(self._shape, dtype=dtype, device=device)
+        self.tokens: list[int] = []
+        self._agreed = 0
+
+    @property
+    def octets(self) -> int:
+        """Memory taken, in octets."""
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def reserve(self, positions: int) -> None:
+        """Make room for that many positions; contents are kept."""
+        have = self.keys.shape[2]
+        if positions <= have:
+            return
+        want = max((positions + GROW - 1) // GROW * GROW, min(2 * have, have + 4 * GROW))
+        layers, heads, _, dim = self._shape
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = torch.zeros((layers, heads, want, dim), dtype=old.dtype, device=old.device)
+            new[:, :, :have] = old
+            setattr(self, name, new)
+
+    def match(self, prefix: Sequence[int], length: int) -> int:
+        """Roll back to the longest beginning shared with `prefix[:length]`; returns its length.
+
+        A session's prefix only grows, so what agreed once is not compared again.
+        """
+        position = min(self._agreed, len(self.tokens), length)
+        end = min(len(self.tokens), length)
+        while position < end and self.tokens[position] == prefix[position]:
+            position += 1
+        del self.tokens[position:]
+        self._agreed = position
+        return position

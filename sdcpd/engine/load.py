@@ -1,0 +1,109 @@
+"""From a model directory to a ready engine: load, check, warm up, name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sdcpd.engine.api import EngineInfo, ModelError
+from sdcpd.engine.drafters import ModelDrafter
+from sdcpd.engine.model import LlamaModel
+from sdcpd.engine.runner import Runner
+from sdcpd.engine.target import LlamaTarget
+from sdcpd.engine.weights import load_tensors, model_digest, read_config, tokenizer_digest
+
+Report = Callable[[str], None]
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """`[verifier.model]` or `[drafter.model]` of the configuration."""
+
+    path: Path
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 0
+    """CPU threads of a pass; 0 leaves torch's choice."""
+    kv_octets_max: int = 2 << 30
+    model: bytes | None = None
+    """Configured weights digest; computed from the files if None (D-C9)."""
+    tokenizer: bytes | None = None
+
+
+def load_target(settings: ModelSettings, *, report: Report) -> LlamaTarget:
+    """The target engine; raises ModelError with one sentence for a person."""
+    runner = _load(settings, report=report)
+    begin = time.monotonic()
+    exact = runner.self_check()
+    report(
+        f"self-check {time.monotonic() - begin:.1f} s: rows are "
+        f"{'independent of their batch' if exact else 'NOT independent; output may vary'}"
+    )
+    info = _info(settings, runner, exact=exact)
+    return LlamaTarget(runner, info, kv_octets_max=settings.kv_octets_max)
+
+
+def load_drafter(settings: ModelSettings, *, report: Report) -> ModelDrafter:
+    """The draft model's engine; raises ModelError."""
+    runner = _load(settings, report=report)
+    info = _info(settings, runner, exact=True)
+    return ModelDrafter(
+        runner,
+        model=info.model,
+        tokenizer=info.tokenizer,
+        vocab=info.vocab,
+        kv_octets_max=settings.kv_octets_max,
+    )
+
+
+def _load(settings: ModelSettings, *, report: Report) -> Runner:
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    config = read_config(settings.path)
+    device = _device(settings.device)
+    dtype = config.dtype if settings.dtype == "auto" else DTYPES[settings.dtype]
+    begin = time.monotonic()
+    tensors = load_tensors(settings.path, dtype)
+    try:
+        model = LlamaModel(config, tensors, device=device)
+    except ModelError as e:
+        raise ModelError(f"model directory {settings.path}: {e}") from e
+    report(
+        f"weights {time.monotonic() - begin:.1f} s: {config.architecture}, {config.layers} layers, "
+        f"{str(dtype).removeprefix('torch.')} on {device}"
+    )
+    return Runner(model)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(
+            f'device = "{name}": torch finds no CUDA device here; check the driver '
+            '(nvidia-smi), or set device = "cpu"'
+        )
+    return device
+
+
+def _info(settings: ModelSettings, runner: Runner, *, exact: bool) -> EngineInfo:
+    model = runner.model
+    cpu = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else ""
+    kind = f"cpu-{cpu}" if cpu else torch.cuda.get_device_name(model.device)
+    return EngineInfo(
+        name=settings.path.resolve().name,
+        model=settings.model or model_digest(settings.path),
+        tokenizer=settings.tokenizer or tokenizer_digest(settings.path),
+        vocab=model.config.vocab,
+        context_max=model.config.context_max,
+        fingerprint=f"{kind};{str(model.dtype).removeprefix('torch.')};torch-{torch.__version__};"
+        f"eager;threads-{torch.get_num_threads()}",
+        exact=exact,
+    )
+

@@ -1,0 +1,156 @@
+"""What goes into a drafter's session machine, and what it asks its shell to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sdcpd.protocol.messages import Output, Sampling, Verdict
+from sdcpd.protocol.problems import ProblemDocument
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Tokens for the next proposal, and how long a token took in seconds."""
+
+    work: int
+    tokens: tuple[int, ...]
+    token_s: float
+    rows: bool = False
+    """Whether there are draft rows to publish (rule 2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFailed:
+    """The draft engine could not go on."""
+
+    work: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The draft rows are in the MLC under this reference."""
+
+    work: int
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailed:
+    """The MLC would not take the rows."""
+
+    work: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictArrived:
+    """The answer to the proposal, and how long it took in seconds."""
+
+    verdict: Verdict
+    round_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemArrived:
+    """The proposal, or the request for output, was answered with an error."""
+
+    problem: ProblemDocument
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """The request may or may not have been processed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputArrived:
+    """Committed tokens, asked for to resynchronise."""
+
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The pause asked for is over."""
+
+
+DrafterEvent = (
+    Drafted
+    | DraftFailed
+    | Published
+    | PublishFailed
+    | VerdictArrived
+    | ProblemArrived
+    | NoAnswer
+    | OutputArrived
+    | Woken
+)
+
+# ---- actions
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """Draft between 1 and `m` tokens after the first `length` of `tokens`; then Drafted."""
+
+    work: int
+    length: int
+    base: int
+    m: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRows:
+    """Write the rows of the first `count` tokens under a new name, leased; then Published."""
+
+    work: int
+    round: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRows:
+    """The verdict is there: the leases of this session's rows may go."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendProposal:
+    """POST the proposal; a repetition has the same content."""
+
+    round: int
+    base: int
+    base_digest: bytes
+    tokens: tuple[int, ...]
+    q_rows: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOutput:
+    """GET output from the verifier; then OutputArrived."""
+
+    from_: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Send Woken after that many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The session is over for this drafter.
+
+    `dropped` tells the router that it was given up, and not ended by a verdict (D-Z5).
+    """
+
+    reason: str
+    dropped: bool
+
+
+DrafterAction = DraftTokens | PublishRows | ReleaseRows | SendProposal | FetchOutput | Pause | Stop

@@ -1,0 +1,59 @@
+"""The parts of a verifier session's state, and the settings it goes by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from sdcpd.protocol.acceptance import Acceptance
+from sdcpd.protocol.commit_log import CommitRecord
+from sdcpd.protocol.verifier_io import Propose
+
+
+class Phase(Enum):
+    """What the session is doing for the round at hand."""
+
+    IDLE = "idle"
+    FETCHING = "fetching"
+    SCORING = "scoring"
+    APPENDING = "appending"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierSettings:
+    """What the operator sets; durations in seconds, None turns a thing off."""
+
+    self_decode_after_s: float | None = 0.5
+    drafter_silence_s: float | None = 3.0
+    idle_s: float = 900.0
+
+
+@dataclass(slots=True)
+class Assigned:
+    """The latest assignment (D-N2, D-N4)."""
+
+    drafter: str
+    m_init: int
+    suspended: bool = False
+
+
+@dataclass(slots=True)
+class Work:
+    """The round at hand; no proposal when self-decoding."""
+
+    number: int
+    round: int
+    propose: Propose | None
+    acceptance: Acceptance | None = None
+    record: CommitRecord | None = None
+    finished: bool = False
+    stalled: bool = False
+
+
+@dataclass(slots=True)
+class Period:
+    """A self-decoding period (D-K8); `silent` if the named drafter may end it (D-R9)."""
+
+    left: int | None
+    silent: bool
+    ending: bool = False

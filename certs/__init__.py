@@ -1,4 +1,4 @@
-"""The certificates that give instances their names: a small authority and what `sdcpctl certs` does."""
+"""Certificates that name instances: a small authority, and what `sdcpctl certs` does."""
 
 from certs.authority import (
     ROLES,

@@ -196,9 +196,12 @@ def _record_presented_leaf(context: ssl.SSLContext) -> None:
         message: object,
         data: bytes,
     ) -> None:
-        if direction == "read" and message == _CERTIFICATE_MESSAGE:
-            if isinstance(connection, RecordingSSLObject):
-                connection.presented_leaf = _first_certificate(data)
+        if (
+            direction == "read"
+            and message == _CERTIFICATE_MESSAGE
+            and isinstance(connection, RecordingSSLObject)
+        ):
+            connection.presented_leaf = _first_certificate(data)
 
     # Where another interpreter lacks the hook, messages only lose the issuer's name.
     if hasattr(ssl.SSLContext, "_msg_callback"):

@@ -1,0 +1,356 @@
+"""Requests and responses on streams, written once on `HttpConnection` for both HTTP versions.
+
+Sans-IO: stream events and `now` in; whole requests or responses out. The pumps (tcp.py) move the
+octets, server.py and client.py run the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sdcpd.transport.http import (
+    ConnectFailed,
+    ConnectionLost,
+    Data,
+    End,
+    GoAway,
+    Headers,
+    HttpConnection,
+    Peer,
+    PeerReady,
+    PingAcked,
+    Request,
+    RequestHeaders,
+    Reset,
+    ResetCode,
+    Response,
+    ResponseHeaders,
+    StreamEvent,
+    TransportError,
+    find_header,
+)
+from sdcpd.transport.problem import problem
+from sdcpd.transport.send_queue import PaceLimits, SendQueue
+
+DRAIN_PING = b"sdcpdrn1"
+DRAIN_PING_TIMEOUT_S = 1.0
+# One connection's unfinished bodies, in and out; above it, new requests are refused.
+BUFFERED_BYTES_MAX = 256 << 20
+BODILESS_STATUS = frozenset((204, 304))
+
+
+class NotProcessed(ConnectFailed):
+    """The peer gave the request back without looking at it: safe to send again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A whole request and the stream to answer on."""
+
+    stream_id: int
+    request: Request
+
+
+@dataclass(slots=True)
+class _Inbound:
+    head: RequestHeaders
+    bytes_max: int
+    started: float
+    chunks: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
+class ServerExchange:
+    """Assembles the requests of one connection and sends their responses."""
+
+    def __init__(
+        self,
+        codec: HttpConnection,
+        *,
+        body_bytes_max: Callable[[str, str], int],
+        peer: Peer | None,
+        requests_max: int = 100,
+        pace: PaceLimits | None = None,
+    ) -> None:
+        self._codec = codec
+        self._body_bytes_max = body_bytes_max
+        self._peer = peer
+        self._requests_max = requests_max
+        self._pace = pace or PaceLimits()
+        self._queue = SendQueue(codec, pace=self._pace)
+        self._inbound: dict[int, _Inbound] = {}
+        self._inbound_bytes = 0
+        # Handlers, not streams: a stream that its client reset still costs us its handler.
+        self._handling: dict[int, str] = {}
+        self._drain_started: float | None = None
+        self._last_announced = False
+
+    @property
+    def drained(self) -> bool:
+        """Whether a drain was announced and nothing is left to receive, answer or send."""
+        busy = self._inbound or self._handling or not self._queue.is_empty
+        return self._last_announced and not busy
+
+    def handle(self, events: list[StreamEvent], *, now: float) -> list[Incoming]:
+        """Take stream events in order; returns the requests that became whole."""
+        complete: list[Incoming] = []
+        for event in events:
+            match event:
+                case RequestHeaders():
+                    self._begin(event, now)
+                case Data():
+                    self._collect(event, now)
+                case End() if event.stream_id in self._inbound:
+                    complete.append(self._complete(event.stream_id))
+                case Reset():
+                    self._drop(event.stream_id)
+                    self._queue.cancel(event.stream_id)
+                case PingAcked(payload=payload) if payload == DRAIN_PING:
+                    self._announce_last()
+                case _:
+                    continue  # A client's GOAWAY or SETTINGS change nothing here.
+        return complete
+
+    def respond(self, stream_id: int, response: Response, *, now: float) -> None:
+        """Send a handler's response; raises StreamGone (client left) or ValueError (bad field)."""
+        method = self._handling.pop(stream_id)
+        self._send(stream_id, response, head=method == "HEAD", now=now)
+
+    def fail(self, stream_id: int, response: Response, *, now: float) -> None:
+        """Send what replaces a response that could not be sent; raises StreamGone."""
+        self._send(stream_id, response, head=False, now=now)
+
+    def pump(self) -> bool:
+        """One turn of sending; returns whether more could go at once."""
+        return self._queue.pump()
+
+    def on_tick(self, now: float) -> None:
+        """Give up on bodies that are too slow, and on a drain ping that nobody answers."""
+        self._queue.expire(now)
+        for stream_id, one in list(self._inbound.items()):
+            if self._pace.too_slow(started=one.started, moved_bytes=one.size, now=now):
+                self._drop(stream_id)
+                self._codec.reset(stream_id, ResetCode.CANCEL)
+        if self._drain_started is not None and now > self._drain_started + DRAIN_PING_TIMEOUT_S:
+            self._announce_last()
+
+    def start_drain(self, now: float) -> None:
+        """Tell the client to open no more streams, and find out which ones are on their way."""
+        if self._drain_started is None:
+            self._drain_started = now
+            self._codec.go_away(final=False)
+            self._codec.ping(DRAIN_PING)
+
+    def _announce_last(self) -> None:
+        if not self._last_announced:
+            self._last_announced = True
+            self._codec.go_away(final=True)
+
+    def _begin(self, head: RequestHeaders, now: float) -> None:
+        in_flight = len(self._inbound) + len(self._handling)
+        buffered = self._inbound_bytes + self._queue.buffered_bytes
+        if self._last_announced or in_flight >= self._requests_max or buffered > BUFFERED_BYTES_MAX:
+            self._codec.reset(head.stream_id, ResetCode.REFUSED_STREAM)
+            return
+        path = head.target.partition("?")[0]
+        one = _Inbound(head, self._body_bytes_max(head.method, path), started=now)
+        self._inbound[head.stream_id] = one
+        announced = find_header(head.headers, "content-length") or ""
+        if not head.target.startswith(("/", "*")):
+            self._refuse(head.stream_id, problem(400, "the request has no path"), now)
+        elif announced.isdecimal() and int(announced) > one.bytes_max:
+            self._refuse_size(head.stream_id, one, now)
+
+    def _collect(self, data: Data, now: float) -> None:
+        self._codec.consumed(data.stream_id, data.flow_bytes)
+        one = self._inbound.get(data.stream_id)
+        if one is None:
+            return  # The rest of a request that was refused or reset.
+        one.chunks.append(data.data)
+        one.size += len(data.data)
+        self._inbound_bytes += len(data.data)
+        if one.size > one.bytes_max:
+            self._refuse_size(data.stream_id, one, now)
+        elif self._inbound_bytes > BUFFERED_BYTES_MAX and len(self._inbound) > 1:
+            detail = "too many request bodies at once on this connection; send it again later"
+            self._refuse(data.stream_id, problem(503, detail), now)
+
+    def _complete(self, stream_id: int) -> Incoming:
+        one = self._drop(stream_id)
+        assert one is not None  # `handle` asked only for streams that are here.
+        self._handling[stream_id] = one.head.method
+        path, _, query = one.head.target.partition("?")
+        request = Request(
+            one.head.method,
+            path,
+            query,
+            headers=one.head.headers,
+            body=b"".join(one.chunks),
+            peer=self._peer,
+            authority=one.head.authority,
+        )
+        return Incoming(stream_id, request)
+
+    def _drop(self, stream_id: int) -> _Inbound | None:
+        one = self._inbound.pop(stream_id, None)
+        if one is not None:
+            self._inbound_bytes -= one.size
+        return one
+
+    def _refuse_size(self, stream_id: int, one: _Inbound, now: float) -> None:
+        detail = f"the body of this request may hold at most {one.bytes_max} octets"
+        self._refuse(stream_id, problem(413, detail), now)
+
+    def _refuse(self, stream_id: int, response: Response, now: float) -> None:
+        self._drop(stream_id)
+        self._queue.add(
+            stream_id, _response_fields(response), response.body, now=now, reset_after=True
+        )
+
+    def _send(self, stream_id: int, response: Response, *, head: bool, now: float) -> None:
+        body = b"" if head or response.status in BODILESS_STATUS else response.body
+        self._queue.add(stream_id, _response_fields(response), body, now=now)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request of ours ended."""
+
+    stream_id: int
+    result: Response | TransportError
+
+
+@dataclass(slots=True)
+class _Call:
+    status: int = 0
+    headers: Headers = ()
+    chunks: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
+class ClientExchange:
+    """Sends the requests of one connection and assembles their responses.
+
+    `server` names the peer in error texts.
+    """
+
+    def __init__(
+        self,
+        codec: HttpConnection,
+        *,
+        server: str,
+        response_bytes_max: int,
+        pace: PaceLimits | None = None,
+    ) -> None:
+        self._codec = codec
+        self._server = server
+        self._response_bytes_max = response_bytes_max
+        self._queue = SendQueue(codec, pace=pace)
+        self._calls: dict[int, _Call] = {}
+        self.ready = False
+        self.going = False
+
+    @property
+    def drained(self) -> bool:
+        """Whether the server said goodbye and nothing of ours is left there."""
+        return self.going and not self._calls
+
+    def start(self, headers: Headers, body: bytes, *, now: float) -> int | None:
+        """Open a stream for a request, or return None while the server allows no more.
+
+        Raises ValueError for a header field that HTTP/2 does not allow.
+        """
+        stream_id = self._codec.open_stream()
+        if stream_id is None:
+            return None
+        self._queue.add(stream_id, headers, body, now=now)
+        self._calls[stream_id] = _Call()
+        return stream_id
+
+    def cancel(self, stream_id: int) -> None:
+        """Give up on a request; the server may still process it."""
+        if self._calls.pop(stream_id, None) is not None:
+            self._queue.cancel(stream_id)
+            self._codec.reset(stream_id, ResetCode.CANCEL)
+
+    def pump(self) -> bool:
+        """One turn of sending; returns whether more could go at once."""
+        return self._queue.pump()
+
+    def on_tick(self, now: float) -> list[Outcome]:
+        """Give up on requests whose body the server takes too slowly."""
+        reason = f"{self._server} takes the request body too slowly; check its load and the network"
+        return [
+            Outcome(stream_id, ConnectionLost(reason))
+            for stream_id in self._queue.expire(now)
+            if self._calls.pop(stream_id, None) is not None
+        ]
+
+    def handle(self, events: list[StreamEvent]) -> list[Outcome]:
+        """Take stream events in order; returns the requests that ended."""
+        ended: list[Outcome] = []
+        for event in events:
+            match event:
+                case PeerReady():
+                    self.ready = True
+                case ResponseHeaders() if call := self._calls.get(event.stream_id):
+                    call.status, call.headers = event.status, event.headers
+                case Data():
+                    self._collect(event, ended)
+                case End() if call := self._calls.get(event.stream_id):
+                    ended.append(self._answered(event.stream_id, call))
+                case Reset():
+                    self._broken(event, ended)
+                case GoAway():
+                    self._leave(event, ended)
+                case _:
+                    continue  # Late frames of a request that we gave up.
+        return ended
+
+    def _collect(self, data: Data, ended: list[Outcome]) -> None:
+        self._codec.consumed(data.stream_id, data.flow_bytes)
+        call = self._calls.get(data.stream_id)
+        if call is None:
+            return
+        call.chunks.append(data.data)
+        call.size += len(data.data)
+        if call.size > self._response_bytes_max:
+            self.cancel(data.stream_id)
+            reason = f"{self._server} answered with more than {self._response_bytes_max} octets"
+            ended.append(Outcome(data.stream_id, ConnectionLost(reason)))
+
+    def _answered(self, stream_id: int, call: _Call) -> Outcome:
+        del self._calls[stream_id]
+        # An answer before the end of our body: the rest is not wanted (413, for one).
+        self._queue.cancel(stream_id)
+        self._codec.reset(stream_id, ResetCode.NO_ERROR)
+        return Outcome(stream_id, Response(call.status, call.headers, b"".join(call.chunks)))
+
+    def _broken(self, event: Reset, ended: list[Outcome]) -> None:
+        self._queue.cancel(event.stream_id)
+        if self._calls.pop(event.stream_id, None) is None:
+            return
+        error: TransportError
+        if event.code == ResetCode.REFUSED_STREAM:
+            error = NotProcessed(f"{self._server} is too busy for another request; try again later")
+        else:
+            error = ConnectionLost(
+                f"{self._server} reset the request (HTTP/2 code {event.code}); see its log"
+            )
+        ended.append(Outcome(event.stream_id, error))
+
+    def _leave(self, event: GoAway, ended: list[Outcome]) -> None:
+        self.going = True
+        reason = f"{self._server} is closing the connection (HTTP/2 code {event.code})"
+        for stream_id in [one for one in self._calls if one > event.last_stream_id]:
+            self._queue.cancel(stream_id)
+            del self._calls[stream_id]
+            ended.append(Outcome(stream_id, NotProcessed(reason)))
+
+
+def _response_fields(response: Response) -> Headers:
+    fields: list[tuple[str, str]] = [(":status", str(response.status)), *response.headers]
+    if response.status not in BODILESS_STATUS and response.header("content-length") is None:
+        fields.append(("content-length", str(len(response.body))))
+    return tuple(fields)

@@ -1,0 +1,282 @@
+"""Serves a handler over HTTP/2 with mutual TLS: one task a request, and a drain at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+from sdcpd.transport.exchange import Incoming, ServerExchange
+from sdcpd.transport.h2_codec import H2Codec, H2Limits
+from sdcpd.transport.http import (
+    Handler,
+    HttpProtocolError,
+    Peer,
+    Response,
+    StreamEvent,
+    StreamGone,
+)
+from sdcpd.transport.problem import problem
+from sdcpd.transport.pump import HttpPump
+from sdcpd.transport.refusals import server_refusal
+from sdcpd.transport.send_queue import PaceLimits
+from sdcpd.transport.tcp import Scratch, TlsLink
+from sdcpd.transport.tls import TlsIdentity, peer_of
+
+BodyLimit = Callable[[str, str], int] | int
+LISTEN_BACKLOG = 256
+# Handshakes cost milliseconds, so more than this at once is a flood: the oldest are dropped.
+PENDING_HANDSHAKES_MAX = 128
+ABORT_WAIT_S = 2.0
+
+
+class Server:
+    """Accepts peers with certificates and calls `handler` for each of their requests."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        identity: TlsIdentity,
+        host: str,
+        port: int,
+        body_bytes_max: BodyLimit,
+        on_refused: Callable[[str], None] | None = None,
+        logger: logging.Logger | None = None,
+        limits: H2Limits | None = None,
+        pace: PaceLimits | None = None,
+        handshake_timeout_s: float = 5.0,
+    ) -> None:
+        """Keep what is needed; `body_bytes_max` is octets, or (method, path) -> octets.
+
+        `on_refused` gets one word for each connection that was not let in.
+        """
+        self._handler = handler
+        self._identity = identity
+        self._host, self._port = host, port
+        self.body_bytes_max = _body_limit(body_bytes_max)
+        self._on_refused = on_refused
+        self.logger = logger or logging.getLogger(__name__)
+        self.limits = limits or H2Limits()
+        self.pace = pace or PaceLimits()
+        self._handshake_timeout_s = handshake_timeout_s
+        self._scratch = Scratch()
+        self._listener: asyncio.Server | None = None
+        self._pending: dict[TlsLink, None] = {}
+        self._connections: dict[TlsLink, _ServerConnection] = {}
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._all_done = asyncio.Event()
+
+    async def start(self) -> int:
+        """Listen, and return the port; raises OSError when the address cannot be used."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            self._accept, self._host, self._port, backlog=LISTEN_BACKLOG
+        )
+        bound: socket.socket = self._listener.sockets[0]
+        return int(bound.getsockname()[1])
+
+    async def aclose(self, grace_s: float = 5.0) -> None:
+        """Stop listening, let requests in flight finish for `grace_s`, then drop the rest."""
+        self._closing = True
+        if self._listener is not None:
+            self._listener.close()
+        for link in list(self._pending):
+            link.abort()
+        self.drain_connections()
+        self._check_done()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._all_done.wait()
+        except TimeoutError:
+            await self._drop_all()
+
+    def drain_connections(self) -> None:
+        """Ask every client to reconnect, as after a reload of the certificates."""
+        for connection in list(self._connections.values()):
+            connection.start_drain()
+
+    def handshake_begins(self, link: TlsLink) -> None:
+        """Note a connection that is not yet let in."""
+        if len(self._pending) >= PENDING_HANDSHAKES_MAX:
+            oldest = next(iter(self._pending))
+            self.refused("handshake_flood", oldest.address, "too many handshakes at once")
+            oldest.abort()
+        self._pending[link] = None
+
+    def let_in(self, link: TlsLink, connection: _ServerConnection) -> None:
+        """Note a connection whose peer has been verified."""
+        self._pending.pop(link, None)
+        self._connections[link] = connection
+
+    def not_let_in(self, link: TlsLink, error: Exception | None) -> None:
+        """Say why a connection ended before its first request could come."""
+        self._pending.pop(link, None)
+        refusal = server_refusal(error, presented=link.presented_leaf, identity=self._identity)
+        if refusal is None:
+            self.logger.debug("%s went away during the TLS handshake: %s", link.address, error)
+        else:
+            self.refused(refusal.reason, link.address, refusal.text)
+
+    def refused(self, reason: str, address: str, text: str) -> None:
+        """Count and log one refusal."""
+        if self._on_refused is not None:
+            self._on_refused(reason)
+        self.logger.warning("refused %s: %s", address, text)
+
+    def forget(self, link: TlsLink) -> None:
+        """A connection's socket is closed."""
+        self._pending.pop(link, None)
+        self._connections.pop(link, None)
+        self._check_done()
+
+    def spawn(self, connection: _ServerConnection, incoming: Incoming) -> None:
+        """Start a task for a request; it outlives its connection (D-H15)."""
+        task = asyncio.get_running_loop().create_task(self._answer(connection, incoming))
+        self._handlers.add(task)
+        task.add_done_callback(self._handler_done)
+
+    def _accept(self) -> TlsLink:
+        connection = _ServerConnection(self)
+        link = TlsLink(
+            connection,
+            context=self._identity.server_context(),
+            quiet_context=self._identity.quiet_context(),
+            scratch=self._scratch,
+            handshake_timeout_s=self._handshake_timeout_s,
+        )
+        connection.link = link
+        self.handshake_begins(link)
+        return link
+
+    async def _answer(self, connection: _ServerConnection, incoming: Incoming) -> None:
+        request = incoming.request
+        try:
+            response = await self._handler(request)
+        except Exception:
+            self.logger.exception("%s %s failed", request.method, request.path)
+            response = problem(500, "internal error; the log of this instance tells more")
+        connection.respond(incoming, response)
+
+    def _handler_done(self, task: asyncio.Task[None]) -> None:
+        self._handlers.discard(task)
+        self._check_done()
+
+    def _check_done(self) -> None:
+        busy = self._pending or self._connections or self._handlers
+        if self._closing and not busy:
+            self._all_done.set()
+
+    async def _drop_all(self) -> None:
+        """Cancel what outlived the grace, and wait until it is gone."""
+        handlers = list(self._handlers)
+        self.logger.warning(
+            "dropping %d connections and %d unfinished requests",
+            len(self._connections),
+            len(handlers),
+        )
+        for task in handlers:
+            task.cancel()
+        for link in [*self._connections, *self._pending]:
+            link.abort()
+        try:
+            async with asyncio.timeout(ABORT_WAIT_S):
+                await self._all_done.wait()
+        except TimeoutError:
+            self.logger.error("%d requests do not end when cancelled", len(self._handlers))
+
+
+class _ServerConnection(HttpPump):
+    """One accepted connection."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self._server = server
+        self._exchange: ServerExchange | None = None
+        self._peer: Peer | None = None
+        self.link: TlsLink | None = None
+
+    def link_open(self, link: TlsLink) -> None:
+        """TLS verified the peer: start HTTP."""
+        server = self._server
+        self._peer = peer_of(link.ssl_object, address=link.address)
+        codec = H2Codec(client=False, now=self._loop.time(), limits=server.limits)
+        self._exchange = ServerExchange(
+            codec,
+            body_bytes_max=server.body_bytes_max,
+            peer=self._peer,
+            requests_max=server.limits.streams_max,
+            pace=server.pace,
+        )
+        server.let_in(link, self)
+        self.attach(link, codec)
+
+    def link_lost(self, error: Exception | None) -> None:
+        """The peer left or was refused."""
+        self._stop_tick()
+        assert self.link is not None  # Set before the link got its first octet.
+        if self._exchange is None:
+            self._server.not_let_in(self.link, error)
+        elif isinstance(error, HttpProtocolError):
+            self._server.refused("http_error", self._name(), str(error))
+        else:
+            self._server.logger.debug("%s disconnected: %s", self._name(), error or "closed")
+
+    def link_gone(self, link: TlsLink) -> None:
+        """The socket is closed."""
+        self._server.forget(link)
+
+    def start_drain(self) -> None:
+        """Begin the goodbye of RFC 9113 section 6.8."""
+        if self._exchange is not None and self.is_open:
+            self._exchange.start_drain(self._loop.time())
+            self.flush()
+
+    def respond(self, incoming: Incoming, response: Response) -> None:
+        """Send a response, unless its client went away."""
+        if self._exchange is None or not self.is_open:
+            return
+        now = self._loop.time()
+        try:
+            try:
+                self._exchange.respond(incoming.stream_id, response, now=now)
+            except ValueError:
+                self._server.logger.exception("response to %s", incoming.request.path)
+                substitute = problem(500, "internal error; the log of this instance tells more")
+                self._exchange.fail(incoming.stream_id, substitute, now=now)
+        except StreamGone:
+            self._server.logger.debug("%s no longer waits for %s", self._name(), incoming)
+        self.flush_soon()
+
+    def on_events(self, events: list[StreamEvent], *, now: float) -> None:
+        """Start a task for each request that became whole."""
+        assert self._exchange is not None  # Octets come after link_open.
+        for incoming in self._exchange.handle(events, now=now):
+            self._server.spawn(self, incoming)
+
+    def on_tick(self, now: float) -> None:
+        """Drop bodies that are too slow."""
+        assert self._exchange is not None  # Ticks come after link_open.
+        self._exchange.on_tick(now)
+
+    def pump_bodies(self) -> bool:
+        """Send one turn's worth of responses."""
+        return self._exchange is not None and self._exchange.pump()
+
+    def is_drained(self) -> bool:
+        """Whether the goodbye is complete."""
+        return self._exchange is not None and self._exchange.drained
+
+    def _name(self) -> str:
+        assert self.link is not None  # Set before the link got its first octet.
+        common_name = self._peer.common_name if self._peer else ""
+        return f"{self.link.address} ({common_name})" if common_name else self.link.address
+
+
+def _body_limit(limit: BodyLimit) -> Callable[[str, str], int]:
+    if callable(limit):
+        return limit
+    size = limit
+    return lambda _method, _path: size

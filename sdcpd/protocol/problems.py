@@ -5,17 +5,16 @@ A machine raises a `Problem`; the role's shell turns it into an answer with `to_
 (D-H10): details name members, never their values.
 """
 
-import binascii
 import json
 import math
-from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import ClassVar
 
-from sdcpd.protocol.limits import DIGEST_BYTES, PROBLEM_BYTES_MAX, SESSION_ID_BYTES, UINT_MAX
-from sdcpd.protocol.messages import SessionState, State
+from sdcpd.protocol.limits import PROBLEM_BYTES_MAX
+from sdcpd.protocol.messages import SessionState
+from sdcpd.protocol.state_json import json_uint, state_from_json, state_to_json
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "https://iana.org/assignments/sdcp#"  # without "www" (D-H11)
@@ -229,27 +228,10 @@ def to_json(problem: Problem) -> bytes:
     if problem.detail:
         document["detail"] = problem.detail
     if problem.session_state is not None:
-        document["session_state"] = _state_to_json(problem.session_state)
+        document["session_state"] = state_to_json(problem.session_state)
     if problem.m_cap is not None:
         document["m_cap"] = problem.m_cap
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _state_to_json(state: SessionState) -> dict[str, object]:
-    members: dict[str, object] = {
-        "session": _base64url(state.session),
-        "epoch": state.epoch,
-        "round": state.round,
-        "committed": state.committed,
-        "digest": _base64url(state.digest),
-    }
-    if state.state is not None:
-        members["state"] = int(state.state)
-    return members
-
-
-def _base64url(octets: bytes) -> str:
-    return urlsafe_b64encode(octets).rstrip(b"=").decode("ascii")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,13 +261,13 @@ def parse_problem(status: int, body: bytes, content_type: str | None) -> Problem
     kind = document.get("type")
     suffix = kind.removeprefix(TYPE_PREFIX) if isinstance(kind, str) else ""
     known = isinstance(kind, str) and kind.startswith(TYPE_PREFIX) and suffix in PROBLEMS_BY_SUFFIX
-    m_cap = _number(document.get("m_cap"))
+    m_cap = json_uint(document.get("m_cap"))
     return ProblemDocument(
         status=status,
         suffix=suffix if known else None,
         title=_text(document.get("title")),
         detail=_text(document.get("detail")),
-        session_state=_state_from_json(document.get("session_state")),
+        session_state=state_from_json(document.get("session_state")),
         m_cap=m_cap if m_cap else None,  # 0 is no limit that a proposal could keep
     )
 
@@ -303,44 +285,3 @@ def _json_object(body: bytes, content_type: str | None) -> dict[str, object]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _number(value: object) -> int | None:
-    # JSON has one kind of number, so a peer may write 5.0 or 5e0 for 5.
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if type(value) is int and 0 <= value <= UINT_MAX else None
-
-
-def _state_from_json(value: object) -> SessionState | None:
-    if not isinstance(value, dict):
-        return None
-    session = _octets(value.get("session"), SESSION_ID_BYTES)
-    digest = _octets(value.get("digest"), DIGEST_BYTES)
-    epoch, round_, committed = (_number(value.get(k)) for k in ("epoch", "round", "committed"))
-    state = _number(value.get("state"))
-    if session is None or digest is None or epoch is None or round_ is None or committed is None:
-        return None
-    return SessionState(
-        session=session,
-        epoch=epoch,
-        round=round_,
-        committed=committed,
-        digest=digest,
-        state=None if state is None else State.received(state),
-    )
-
-
-def _octets(value: object, size: int) -> bytes | None:
-    """Read base64url, padded or standard base64, or hexadecimal, told apart by length (D-H10)."""
-    if not isinstance(value, str) or not value.isascii():
-        return None
-    try:
-        if len(value) == 2 * size:
-            octets = bytes.fromhex(value)
-        else:
-            digits = value.rstrip("=").translate(str.maketrans("-_", "+/"))
-            octets = b64decode(digits + "=" * (-len(digits) % 4), validate=True)
-    except (ValueError, binascii.Error):
-        return None
-    return octets if len(octets) == size else None

@@ -1,0 +1,523 @@
+"""One session at its router: sections 6.1, 6.5 and 6.9 as a machine without I/O.
+
+    OPENING -> (POLICY) -> NAMING -> TOKENS -> ASSIGNING -> RUNNING
+                              ^         drafter lost, event   |
+                              +-------- WAITING <-------------+
+    any -> FENCING -> OPENING      the verifier is lost (D-F2, in exactly its order)
+    any -> CLOSED
+
+One call is in flight at a time.  What happens meanwhile is remembered (`_rename`) and acted on when
+the call is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from sdcpd.protocol.commit_log import LogSummary
+from sdcpd.protocol.contract import contract_digest
+from sdcpd.protocol.digest import prefix_digest0
+from sdcpd.protocol.instances import Board
+from sdcpd.protocol.messages import (
+    Action,
+    Assignment,
+    Contract,
+    InstanceRole,
+    Policy,
+    Resume,
+    Sampling,
+    SessionOpen,
+    SessionState,
+)
+from sdcpd.protocol.problems import ProblemDocument
+from sdcpd.protocol.router_io import (
+    Answered,
+    AssignDrafter,
+    ChangePolicy,
+    Closed,
+    DrafterLost,
+    EventArrived,
+    FenceConflict,
+    LogRead,
+    Moved,
+    NameAtVerifier,
+    Named,
+    Open,
+    PostPolicy,
+    Progress,
+    ReadLog,
+    Refused,
+    RouterAction,
+    RouterEvent,
+    TokensWritten,
+    Unreachable,
+    VerifierLost,
+    Woken,
+    WriteFence,
+    WriteTokens,
+)
+
+M_INIT_DEFAULT = 4  # D-R6
+FAILURES_MAX = 3  # requests without an answer before a verifier counts as lost (D-F1)
+RETRY_S = 0.7
+
+
+class Phase(Enum):
+    """Which call is in flight, or what the session waits for."""
+
+    OPENING = "opening"
+    POLICY = "policy"
+    NAMING = "naming"
+    TOKENS = "tokens"
+    ASSIGNING = "assigning"
+    WAITING = "waiting"
+    RUNNING = "running"
+    READING = "reading"
+    FENCING = "fencing"
+    REREADING = "rereading"
+    SAVING = "saving"
+    NO_VERIFIER = "no verifier"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """What the operator sets; durations in seconds."""
+
+    switch_grace_s: float | None = 2.0
+    progress_s: float = 15.0
+
+
+class RouterSession:
+    """The session's whole state at the router; `step` is the only way to change it."""
+
+    def __init__(
+        self,
+        *,
+        session: bytes,
+        contract: Contract,
+        prompt: tuple[int, ...],
+        commit_log: str,
+        verifier: str,
+        board: Board,
+        settings: RouterSettings,
+        drafter_wanted: bool = True,
+    ) -> None:
+        self.session, self.contract, self.prompt = session, contract, prompt
+        self.commit_log = commit_log
+        self.epoch = 1
+        self.verifier = verifier
+        self.drafter: str | None = None
+        self.phase = Phase.OPENING
+        self.profile: Sampling | None = None  # set once a policy has changed it
+        self.committed = 0
+        self.failovers = 0
+        self._board, self._settings = board, settings
+        self._drafter_wanted = drafter_wanted
+        self._state = SessionState(
+            session=session,
+            epoch=1,
+            round=0,
+            committed=0,
+            digest=prefix_digest0(contract_digest(contract), prompt),
+        )
+        self._resume: Resume | None = None
+        self._log: LogSummary | None = None
+        self._call = 0
+        self._retry: tuple[float, Callable[[float], None]] | None = None
+        self._failures = 0
+        self._candidate: str | None = None
+        self._excluded: set[str] = set()
+        self._rename: tuple[str | None, bool] | None = None  # (drafter to avoid, grace over)
+        self._grace_until: float | None = None
+        self._named_at = 0
+        self._acted: set[tuple[int, int, int]] = set()
+        self._progress_at: float | None = None
+        self._progress_s = settings.progress_s
+        self._actions: list[RouterAction] = []
+
+    # ---- what others read
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will be done for the session."""
+        return self.phase is Phase.CLOSED
+
+    def deadline(self) -> float | None:
+        """When `Woken` is due, None if time alone changes nothing."""
+        if self.phase is Phase.CLOSED:
+            return None
+        times = []
+        if self._retry is not None:
+            times.append(self._retry[0])
+        if self._grace_until is not None:
+            times.append(self._grace_until)
+        if self.phase is Phase.RUNNING and self._progress_at is not None and self.drafter:
+            times.append(self._progress_at + self._progress_s)
+        return min(times) if times else None
+
+    # ---- the machine
+
+    def start(self, *, now: float) -> list[RouterAction]:
+        """Open the session at its verifier; call once."""
+        self._actions = []
+        self._open(now)
+        return self._actions
+
+    def step(self, event: RouterEvent, *, now: float) -> list[RouterAction]:
+        """Take one event; returns the actions it leads to, in order."""
+        self._actions = []
+        if self.phase is Phase.CLOSED:
+            return self._actions
+        match event:
+            case EventArrived():
+                self._event(event, now)
+            case DrafterLost():
+                if event.drafter in (self.drafter, self._candidate):
+                    self._need_drafter(event.drafter, now, grace=False)
+            case VerifierLost():
+                if event.verifier == self.verifier:
+                    self._fail_over(now)
+            case Progress():
+                self._progress(event, now)
+            case ChangePolicy():
+                self._change_policy(event, now)
+            case Woken():
+                self._woken(now)
+            case _:
+                if event.call == self._call:
+                    self._result(event, now)
+        return self._actions
+
+    def _result(self, event: RouterEvent, now: float) -> None:
+        match event:
+            case Answered():
+                self._failures = 0
+                self._answered(event.state, now)
+            case Refused():
+                self._refused(event.problem, now)
+            case Unreachable():
+                self._unreachable(event.reason, now)
+            case LogRead():
+                self._log_read(event, now)
+            case FenceConflict():
+                self._fail_over(now)
+            case TokensWritten():
+                self._tokens_written(event.reference, now)
+
+    def _new_call(self, phase: Phase) -> int:
+        self.phase = phase
+        self._call += 1
+        self._retry = None
+        return self._call
+
+    # ---- opening
+
+    def _open(self, now: float) -> None:
+        fresh = self._board.choose_drafter(self.contract, now=now) is not None
+        at_once = self.profile is None and not (self._drafter_wanted and fresh)
+        message = SessionOpen(
+            session=self.session,
+            epoch=self.epoch,
+            contract=self.contract,
+            prompt=self.prompt,
+            commit_log=self.commit_log,
+            resume=self._resume,
+            self_decode_after_ms=0 if at_once else None,
+        )
+        self._actions.append(Open(self._new_call(Phase.OPENING), self.verifier, message))
+
+    def _answered(self, state: SessionState | None, now: float) -> None:
+        if state is not None:
+            self._state = state
+            self.committed = max(self.committed, state.committed)
+        match self.phase:
+            case Phase.OPENING:
+                self._progress_at = now
+                self._actions.append(Moved(self.verifier, self.epoch))
+                self._after_opening(now)
+            case Phase.POLICY:
+                self._need_drafter(None, now, grace=False)
+            case Phase.NAMING:
+                self._named(now)
+            case Phase.ASSIGNING:
+                self._assigned(now)
+            case Phase.FENCING:
+                self._actions.append(ReadLog(self._new_call(Phase.REREADING)))
+
+    def _after_opening(self, now: float) -> None:
+        if self.profile is not None:
+            self._post_policy()
+        else:
+            self._need_drafter(None, now, grace=False)
+
+    def _post_policy(self) -> None:
+        assert self.profile is not None, "there is a changed profile to post"
+        message = Policy(
+            session=self.session, from_round=self._state.round + 1, sampling=self.profile
+        )
+        self._actions.append(PostPolicy(self._new_call(Phase.POLICY), self.verifier, message))
+
+    # ---- naming a drafter
+
+    def _need_drafter(self, avoid: str | None, now: float, *, grace: bool) -> None:
+        """A drafter is to be named; not `avoid`, if there is another or after the grace (D-R4)."""
+        if self.phase not in (Phase.OPENING, Phase.POLICY, Phase.WAITING, Phase.RUNNING):
+            self._rename = (avoid, grace)
+            return
+        self._rename = None
+        if not self._drafter_wanted:
+            self.phase = Phase.RUNNING
+            return
+        self._drop_drafter()
+        exclude = self._excluded | ({avoid} if avoid else set())
+        choice = self._board.choose_drafter(self.contract, now=now, exclude=exclude)
+        if choice is None and grace:
+            choice = self._board.choose_drafter(self.contract, now=now)
+        if choice is None:
+            self._wait_for_drafter(avoid, now)
+            return
+        self._grace_until = None
+        self._candidate = choice
+        message = self._assignment(choice, None)
+        self._actions.append(NameAtVerifier(self._new_call(Phase.NAMING), self.verifier, message))
+
+    def _wait_for_drafter(self, avoid: str | None, now: float) -> None:
+        self.phase = Phase.WAITING
+        self._retry = None
+        self._candidate = avoid
+        grace = self._settings.switch_grace_s
+        if (avoid or self._excluded) and grace is not None:
+            self._grace_until = now + grace
+        else:
+            self._grace_until = None
+
+    def _drop_drafter(self) -> None:
+        if self.drafter is not None:
+            self._actions.append(Named(None, self.drafter))
+            self.drafter = None
+
+    def _assignment(self, drafter: str, committed_tokens: str | None) -> Assignment:
+        status = self._board.status(self.verifier, InstanceRole.VERIFIER)
+        return Assignment(
+            session=self.session,
+            epoch=self.epoch,
+            contract=self.contract,
+            verifier=self.verifier,
+            drafter=drafter,
+            prompt=self.prompt,
+            round=self._state.round,
+            sampling=self.profile,
+            committed=self._state.committed,
+            digest=self._state.digest,
+            committed_tokens=committed_tokens,
+            m_init=min(self.contract.m_max, M_INIT_DEFAULT),
+            vocab=status.vocab if status else None,
+        )
+
+    def _named(self, now: float) -> None:
+        """The verifier's answer is what the assignment carries (D-N1)."""
+        self._named_at = self._state.committed
+        if self._state.committed == 0:
+            self._assign(None)
+        else:
+            self._actions.append(WriteTokens(self._new_call(Phase.TOKENS), self._state.committed))
+
+    def _assign(self, committed_tokens: str | None) -> None:
+        assert self._candidate is not None, "a drafter was named"
+        message = self._assignment(self._candidate, committed_tokens)
+        self._actions.append(AssignDrafter(self._new_call(Phase.ASSIGNING), message))
+
+    def _assigned(self, now: float) -> None:
+        self.phase = Phase.RUNNING
+        self.drafter, self._candidate = self._candidate, None
+        self._excluded.clear()
+        self._progress_at = now
+        self._actions.append(Named(self.drafter, None))
+        if self._rename is not None:
+            avoid, grace = self._rename
+            self._need_drafter(avoid, now, grace=grace)
+
+    def _tokens_written(self, reference: str | None, now: float) -> None:
+        if self.phase is Phase.TOKENS:
+            self._assign(reference)
+        elif self.phase is Phase.SAVING:
+            self._reopen(reference, now)
+
+    # ---- answers that are errors, and no answers
+
+    def _refused(self, problem: ProblemDocument, now: float) -> None:
+        status, suffix = problem.status, problem.suffix
+        if status == 429 or status >= 500:
+            self._later(self._again, now)
+            return
+        match self.phase:
+            case Phase.ASSIGNING:
+                self._drafter_refused(now)
+            case Phase.OPENING if suffix in ("sdcp-stale-base", "sdcp-stale-epoch"):
+                self._fail_over(now)
+            case Phase.NAMING if suffix == "sdcp-stale-base" and problem.session_state is not None:
+                # Another make of verifier checks the values: repeat with its own (D-N1).
+                self._state = problem.session_state
+                self._rename_candidate()
+            case Phase.NAMING if status == 403:
+                self._drafter_refused(now)
+            case Phase.POLICY if suffix == "sdcp-stale-base" and problem.session_state is not None:
+                self._state = problem.session_state
+                self._post_policy()
+            case Phase.NAMING | Phase.POLICY if status == 404 or suffix == "sdcp-stale-epoch":
+                self._fail_over(now)
+            case Phase.NAMING | Phase.POLICY if status == 410:
+                self._close(None)
+            case _:
+                self._close(problem)
+
+    def _drafter_refused(self, now: float) -> None:
+        """Delivery failed: another drafter, starting again with PUT (D-N10)."""
+        refused, self._candidate = self._candidate, None
+        if refused is not None:
+            self._excluded.add(refused)
+        self.phase = Phase.WAITING
+        self._need_drafter(refused, now, grace=False)
+
+    def _rename_candidate(self) -> None:
+        assert self._candidate is not None, "a drafter was being named"
+        message = self._assignment(self._candidate, None)
+        self._actions.append(NameAtVerifier(self._new_call(Phase.NAMING), self.verifier, message))
+
+    def _unreachable(self, reason: str, now: float) -> None:
+        self._failures += 1
+        if self.phase is Phase.ASSIGNING:
+            self._failures = 0
+            self._drafter_refused(now)
+        elif (
+            self.phase in (Phase.OPENING, Phase.POLICY, Phase.NAMING)
+            and self._failures >= FAILURES_MAX
+        ):
+            self._failures = 0
+            self._fail_over(now)
+        else:
+            self._later(self._again, now)
+
+    def _later(self, what: Callable[[float], None], now: float) -> None:
+        self._call += 1  # whatever still comes of the last call no longer matters
+        self._retry = (now + RETRY_S, what)
+
+    def _again(self, now: float) -> None:
+        """Repeat the call of this phase with the same content."""
+        match self.phase:
+            case Phase.OPENING:
+                self._open(now)
+            case Phase.POLICY:
+                self._post_policy()
+            case Phase.NAMING:
+                self._rename_candidate()
+            case Phase.ASSIGNING:
+                self._drafter_refused(now)
+            case Phase.READING | Phase.FENCING | Phase.REREADING | Phase.SAVING:
+                self._fail_over(now)
+            case Phase.TOKENS:
+                self._assign(None)
+            case Phase.NO_VERIFIER:
+                self._reopen(self._resume.committed_tokens if self._resume else None, now)
+
+    # ---- failover, exactly D-F2
+
+    def _fail_over(self, now: float) -> None:
+        self._drop_drafter()
+        self._rename = None
+        self._grace_until = None
+        self._actions.append(ReadLog(self._new_call(Phase.READING)))
+
+    def _log_read(self, event: LogRead, now: float) -> None:
+        self._log = event.log
+        if self.phase is Phase.READING:
+            if event.log.highest_epoch > self.epoch:
+                # An epoch that this router never wrote: another router has taken over (D-F1).
+                self._close(None)
+                return
+            self.epoch = max(self.epoch, event.log.highest_epoch) + 1
+            self._actions.append(WriteFence(self._new_call(Phase.FENCING), self.epoch, event.etag))
+        elif self.phase is Phase.REREADING:
+            committed = event.log.last_valid.committed if event.log.last_valid else 0
+            if committed:
+                self._actions.append(WriteTokens(self._new_call(Phase.SAVING), committed))
+            else:
+                self._reopen(None, now)
+
+    def _reopen(self, committed_tokens: str | None, now: float) -> None:
+        last = self._log.last_valid if self._log else None
+        self._resume = None
+        if last is not None and committed_tokens is not None:
+            self._resume = Resume(
+                round=last.round,
+                committed=last.committed,
+                digest=last.digest,
+                committed_tokens=committed_tokens,
+            )
+            self.committed = max(self.committed, last.committed)
+        verifier = self._board.choose_verifier(now=now, exclude={self.verifier})
+        if verifier is None:
+            self.phase = Phase.NO_VERIFIER
+            self._later(self._again, now)
+            return
+        self.verifier = verifier
+        self.failovers += 1
+        self._open(now)
+
+    # ---- what others tell
+
+    def _event(self, event: EventArrived, now: float) -> None:
+        """React once per (epoch, kind, committed) (D-V3, D-V5)."""
+        key = (self.epoch, event.kind, event.committed)
+        if key in self._acted or event.kind in (Action.CONTINUE, Action.REDUCE):
+            return
+        self._acted.add(key)
+        self.committed = max(self.committed, event.committed)
+        if event.kind not in (Action.SWITCH, Action.SELF_DECODE):
+            self._close(None)
+        elif event.committed < self._named_at:
+            return  # a drafter was named after that
+        else:
+            avoid = self.drafter if event.kind == Action.SWITCH else None
+            self._need_drafter(avoid, now, grace=False)
+
+    def _progress(self, event: Progress, now: float) -> None:
+        if event.closed:
+            self._close(None)
+        elif event.committed > self.committed or self._progress_at is None:
+            self.committed = max(self.committed, event.committed)
+            self._progress_at = now
+
+    def _change_policy(self, event: ChangePolicy, now: float) -> None:
+        self.profile = event.sampling
+        if self.phase in (Phase.RUNNING, Phase.WAITING):
+            self._post_policy()
+
+    def _woken(self, now: float) -> None:
+        if self._retry is not None and now >= self._retry[0]:
+            what, self._retry = self._retry[1], None
+            what(now)
+        elif self.phase is Phase.WAITING:
+            over = self._grace_until is not None and now >= self._grace_until
+            if over:
+                self._excluded.clear()
+            self._need_drafter(self._candidate, now, grace=over)
+        elif (
+            self.phase is Phase.RUNNING
+            and self.drafter is not None
+            and self._progress_at is not None
+            and now >= self._progress_at + self._progress_s
+        ):
+            # No new output: name a drafter again, less eagerly each time (D-F1).
+            self._progress_s *= 2
+            self._progress_at = now
+            self._need_drafter(self.drafter, now, grace=True)
+
+    def _close(self, failed: ProblemDocument | None) -> None:
+        self._drop_drafter()
+        self.phase = Phase.CLOSED
+        self._retry = self._grace_until = None
+        self._actions.append(Closed(failed))

@@ -15,7 +15,7 @@ from sdcpd.engine.worker import Worker
 from sdcpd.protocol.messages import Sampling
 
 ROW_TOKENS_MAX = 64
-"""Under rule 2 the drafter samples from its own top 64: any q is exact (D-A9), and its rows shrink."""
+"""Under rule 2 the drafter samples from its own top 64: any q is exact (D-A9)."""
 
 
 class _DraftJob:

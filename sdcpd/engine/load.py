@@ -106,4 +106,3 @@ def _info(settings: ModelSettings, runner: Runner, *, exact: bool) -> EngineInfo
         f"eager;threads-{torch.get_num_threads()}",
         exact=exact,
     )
-

@@ -59,7 +59,9 @@ def _rope_table(config: ModelConfig, device: torch.device) -> tuple[torch.Tensor
         )
         blended = (1 - smooth) * inverse / scaling.factor + smooth * inverse
         inverse = torch.where(
-            wavelength > low, inverse / scaling.factor, torch.where(wavelength < high, inverse, blended)
+            wavelength > low,
+            inverse / scaling.factor,
+            torch.where(wavelength < high, inverse, blended),
         )
     angles = torch.arange(config.context_max).float()[:, None] * inverse[None, :]
     angles = torch.cat((angles, angles), dim=-1).to(device)
@@ -88,8 +90,10 @@ class LlamaModel:
         self.dtype = self.embedding.dtype
         self.layers = [self._layer(take, i) for i in range(config.layers)]
         self.norm_out = take("model.norm.weight")
-        self.head = self.embedding if config.tied and "lm_head.weight" not in tensors else take(
-            "lm_head.weight"
+        self.head = (
+            self.embedding
+            if config.tied and "lm_head.weight" not in tensors
+            else take("lm_head.weight")
         )
         self.head_tokens = tensors["d2t"].to(device).long() if "d2t" in tensors else None
         self._cos, self._sin = (t.to(self.dtype) for t in _rope_table(config, device))
@@ -115,7 +119,7 @@ class LlamaModel:
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment]
     ) -> torch.Tensor:
-        """Feed rows `tokens` [R] at `positions` [R]; writes KV; returns hidden states [R, hidden]."""
+        """Feed rows `tokens` [R] at `positions` [R], write their KV, return hidden states."""
         hidden = F.embedding(tokens, self.embedding)
         cos, sin = self._cos[positions], self._sin[positions]
         masks = [self._mask(segment) for segment in segments]

@@ -80,9 +80,7 @@ class LlamaTarget:
     ) -> None:
         self.info = info
         self._begin = _begin(runner)
-        self.worker = Worker(
-            runner, rows_max=rows_max, kv_octets_max=kv_octets_max, name="target"
-        )
+        self.worker = Worker(runner, rows_max=rows_max, kv_octets_max=kv_octets_max, name="target")
 
     async def prepare(self, session: bytes, epoch: int, prefix: Prefix) -> None:
         """See TargetEngine."""

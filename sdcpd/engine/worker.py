@@ -31,7 +31,9 @@ class Kv(Protocol):
 class Job(Protocol):
     """A piece of work that is fed to the model in one or more passes."""
 
-    key: Hashable
+    @property
+    def key(self) -> Hashable:
+        """Which session's KV it works on."""
 
     def begin(self, kv: Any) -> None:
         """Attach the session's KV and find out what is still to be fed."""

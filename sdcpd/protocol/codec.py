@@ -213,6 +213,10 @@ _TABLES: dict[type[Message], Table[Any]] = {
         required("tokens", uints),
         required("final", fields.boolean),
         optional("finish", _action),
+        hint("rounds", uint),
+        hint("drafted", uint),
+        hint("accepted", uint),
+        hint("self_decoded", uint),
     ),
     Event: Table(
         Event,

@@ -223,7 +223,11 @@ class Verdict(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output(Message):
-    """Committed tokens from the 0-based index from_ on (Section 6.7, D-G1)."""
+    """Committed tokens from the 0-based index from_ on (Section 6.7, D-G1).
+
+    Hints: how many rounds, proposed and accepted tokens, and self-decoded rounds the session has
+    had so far at this verifier.
+    """
 
     session: bytes
     epoch: int
@@ -231,6 +235,10 @@ class Output(Message):
     tokens: tuple[int, ...]
     final: bool
     finish: Action | None = None
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    self_decoded: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ class VerifierSession:
         self.fenced = False
         self.end_reason: str | None = None
         self.ended_at: float | None = None
-        self.self_decoded = 0
+        self.rounds = self.drafted = self.accepted = self.self_decoded = 0
         self._state = State.WAITING
         self._vocab, self._settings, self._entropy = vocab, settings, entropy
         self._policies = PolicyTable(contract)
@@ -182,6 +182,10 @@ class VerifierSession:
             tokens=tuple(part),
             final=final,
             finish=finish if final else None,
+            rounds=self.rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            self_decoded=self.self_decoded,
         )
 
     def deadline(self) -> float | None:
@@ -479,6 +483,9 @@ class VerifierSession:
             load=event.load,
         )
         self.verdicts[work.round] = verdict
+        self.rounds += 1
+        self.drafted += proposed
+        self.accepted += acceptance.accepted
         self._answered(now)
         for waiter in [propose, *self._same_round]:
             self._actions.append(Reply(waiter.request, verdict))

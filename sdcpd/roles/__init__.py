@@ -1,0 +1,1 @@
+"""The roles' shells: HTTP in, machine, actions performed in order, HTTP out."""

@@ -1,0 +1,91 @@
+"""What a front end asks of the router beside it (outside the protocol, D-R8)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from sdcpd.protocol.messages import Sampling
+
+
+class GenerationError(Exception):
+    """A text could not be begun or ended early; the text is one sentence for a client.
+
+    `retry_after_s` is set where trying again later makes sense.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One text to generate; `sampling.temperature_milli` 0 is greedy."""
+
+    prompt: tuple[int, ...]
+    max_new: int
+    stop: tuple[int, ...]
+    sampling: Sampling
+    speculate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """What the text took; `passes` are those of the target, prefill not counted."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    self_decoded: int = 0
+    committed: int = 0
+    chain: bytes = b""
+    """d[n] where known; covers the contract, so equal texts may have unequal chains."""
+
+    @property
+    def passes(self) -> int:
+        """Target passes: one a round, one a self-decoded token."""
+        return self.rounds + self.self_decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens that became committed together."""
+
+    tokens: tuple[int, ...]
+    finished: bool
+    """Whether these were the last, because of a stop token or max_new."""
+
+
+class Generation(Protocol):
+    """A text being generated."""
+
+    @property
+    def session(self) -> bytes: ...
+
+    @property
+    def stats(self) -> GenerationStats: ...
+
+    def __aiter__(self) -> AsyncIterator[Tokens]:
+        """Committed tokens as they come; raises GenerationError if the session fails."""
+
+    async def cancel(self) -> None:
+        """End the session early (D-Z2); does nothing if it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether texts can be generated now, and if not, why."""
+
+    ready: bool
+    reason: str
+
+
+class Generator(Protocol):
+    """Generates texts on the verifiers and drafters that the router knows."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Begin a text; raises GenerationError (no verifier, queue full, refused)."""
+
+    def readiness(self) -> Readiness: ...

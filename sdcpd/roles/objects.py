@@ -1,0 +1,107 @@
+"""MLC objects as the roles use them: fetch what is trusted, write afresh, hold leases."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from sdcpd.protocol.codec import decode_tokens, encode_tokens
+from sdcpd.protocol.problems import Problem, Unavailable, Unprocessable
+from sdcpd.protocol.uris import cache_ref_trusted, join, session_path_id
+from sdcpd.transport.http import Client, Response, TransportError
+
+LEASE_MS = 30_000  # D-M10
+FETCH_S = 5.0  # D-P12
+
+
+class NotTrusted(Exception):
+    """The reference points outside the caches trusted for the session; it was not contacted."""
+
+
+class ObjectGone(Exception):
+    """The cache answered, but not with the object."""
+
+
+class Objects:
+    """Reads and writes MLC objects; `bases` are those trusted (D-M2), `own` the one written to."""
+
+    def __init__(self, client: Client, *, bases: Sequence[str], own: str) -> None:
+        self._client = client
+        self._bases = tuple(bases)
+        self._own = own
+
+    def trusted(self, reference: str, scope: bytes | None) -> bool:
+        """Whether a reference may be fetched for a session of that scope."""
+        return cache_ref_trusted(reference, self._bases, scope=scope)
+
+    async def fetch(
+        self, reference: str, *, scope: bytes | None, octets_max: int, timeout_s: float = FETCH_S
+    ) -> bytes:
+        """Get an object; raises NotTrusted, ObjectGone or TransportError."""
+        if not self.trusted(reference, scope):
+            raise NotTrusted(f"{reference} is not in a trusted cache of the session's scope")
+        response = await self._client.request("GET", reference, timeout_s=timeout_s)
+        if response.status != 200:
+            raise ObjectGone(f"the cache answered {response.status}")
+        if len(response.body) > octets_max:
+            raise ObjectGone(f"the object is larger than {octets_max} octets")
+        return response.body
+
+    async def fetch_tokens(
+        self, reference: str, *, scope: bytes | None, octets_max: int = 16 << 20
+    ) -> tuple[int, ...]:
+        """Get a token array; raises Unprocessable or Unavailable as D-O8 asks."""
+        try:
+            octets = await self.fetch(reference, scope=scope, octets_max=octets_max)
+            return decode_tokens(octets)
+        except (NotTrusted, ObjectGone) as e:
+            raise Unprocessable(f"a cache reference of the session cannot be used: {e}") from e
+        except TransportError as e:
+            raise Unavailable(f"the cache is not answering: {e}", retry_after_s=1) from e
+        except Problem as e:
+            raise Unprocessable("a token object is malformed") from e
+
+    async def write(
+        self,
+        session: bytes,
+        scope: bytes | None,
+        kind: str,
+        octets: bytes,
+        *,
+        base: str | None = None,
+    ) -> str:
+        """Write an object under a fresh name, leased; returns its reference.
+
+        `base` is another role's cache (rows travel to the verifier's); raises ObjectGone or
+        TransportError.
+        """
+        segment = session_path_id(scope or session)
+        name = f"{kind}.{session_path_id(session)}.{secrets.token_urlsafe(9)}"
+        reference = join(base or self._own, f"objects/{segment}/{name}")
+        media_type = (
+            "application/cbor" if kind in ("prompt", "tokens") else "application/octet-stream"
+        )
+        response = await self._client.request(
+            "PUT",
+            reference,
+            headers=(
+                ("content-type", media_type),
+                ("if-none-match", "*"),
+                ("sdcp-lease", str(LEASE_MS)),
+            ),
+            body=octets,
+            timeout_s=FETCH_S,
+        )
+        if not 200 <= response.status < 300:
+            raise ObjectGone(f"the cache answered {response.status} to a write")
+        return reference
+
+    async def write_tokens(self, session: bytes, scope: bytes | None, tokens: Sequence[int]) -> str:
+        """Write committed tokens as an object (D-N7)."""
+        return await self.write(session, scope, "tokens", encode_tokens(tuple(tokens)))
+
+    async def lease(self, reference: str, lease_ms: int) -> Response:
+        """Renew a lease, or release it with 0; that a cache knows no leases is no error (D-M1)."""
+        return await self._client.request(
+            "POST", reference, headers=(("sdcp-lease", str(lease_ms)),), timeout_s=FETCH_S
+        )

@@ -1,0 +1,74 @@
+"""Status reports: every instance tells every router how it is, well within its ttl (D-R1)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from urllib.parse import quote
+
+from sdcpd.protocol.messages import Status
+from sdcpd.protocol.uris import join
+from sdcpd.roles.calls import Declined, call
+from sdcpd.transport.http import Client, TransportError
+
+log = logging.getLogger("sdcpd.status")
+
+
+def instance_name(configured: str) -> str:
+    """A new name for this process start: the configured one and a random suffix (D-R2)."""
+    return f"{configured}.{secrets.token_hex(4)}"
+
+
+class StatusReporter:
+    """Reports to the routers until cancelled, then withdraws."""
+
+    def __init__(
+        self,
+        client: Client,
+        routers: Sequence[str],
+        status: Callable[[], Status],
+        *,
+        interval_s: float,
+    ) -> None:
+        self._client = client
+        self._routers = tuple(routers)
+        self._status = status
+        self._interval_s = interval_s
+        self._soon = asyncio.Event()
+        self._reachable: dict[str, bool] = {}
+
+    def report_soon(self) -> None:
+        """Report now rather than at the end of the interval."""
+        self._soon.set()
+
+    async def run(self) -> None:
+        """Report at each interval; a router that doesn't answer is tried again at the next."""
+        while True:
+            self._soon.clear()
+            status = self._status()
+            await asyncio.gather(*(self._send(router, status) for router in self._routers))
+            try:
+                await asyncio.wait_for(self._soon.wait(), self._interval_s)
+            except TimeoutError:
+                continue
+
+    async def withdraw(self) -> None:
+        """Tell the routers that this instance is going (ttl_ms 0, D-R1)."""
+        status = replace(self._status(), ttl_ms=0)
+        await asyncio.gather(*(self._send(router, status) for router in self._routers))
+
+    async def _send(self, router: str, status: Status) -> None:
+        uri = join(router, f"instances/{quote(status.instance, safe='')}/status")
+        try:
+            await call(self._client, "PUT", uri, message=status, timeout_s=self._interval_s * 2)
+        except (Declined, TransportError) as e:
+            if self._reachable.get(router, True):
+                log.warning("status not taken by router %s: %s", router, e)
+            self._reachable[router] = False
+            return
+        if not self._reachable.get(router, False):
+            log.info("router %s takes our status", router)
+        self._reachable[router] = True

@@ -1,0 +1,438 @@
+"""The verifier's resources: the only role that commits (sections 5.1, 6.1, 6.3, 6.6, 6.7)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sdcpd.engine.api import EngineError, Prefix, TargetEngine
+from sdcpd.protocol.codec import decode
+from sdcpd.protocol.commit_log import LogSummary
+from sdcpd.protocol.contract import check_contract, contract_digest
+from sdcpd.protocol.digest import extend, prefix_digest0
+from sdcpd.protocol.limits import (
+    CLOSED_RETENTION_S,
+    OUTPUT_WAIT_S,
+    PROPOSAL_BYTES_MAX,
+    ROUND_WAIT_S,
+    SESSION_OPEN_BYTES_MAX,
+    TOMBSTONE_S,
+)
+from sdcpd.protocol.messages import (
+    Assignment,
+    InstanceRole,
+    Output,
+    Policy,
+    Proposal,
+    Rule,
+    SessionOpen,
+    SessionState,
+    Status,
+)
+from sdcpd.protocol.problems import (
+    BadContract,
+    Conflict,
+    Forbidden,
+    Malformed,
+    NotFound,
+    SessionClosed,
+    StaleBase,
+    StaleEpoch,
+    TooManyRequests,
+    Unavailable,
+    Unprocessable,
+)
+from sdcpd.protocol.uris import join, parse_from_query, session_path_id
+from sdcpd.protocol.verifier import VerifierSession
+from sdcpd.protocol.verifier_io import NameDrafter, Propose, RoundDone, SetPolicy
+from sdcpd.protocol.verifier_state import VerifierSettings
+from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
+from sdcpd.roles.commit_log import CommitLog, LogUnavailable
+from sdcpd.roles.events import EventSender
+from sdcpd.roles.objects import Objects
+from sdcpd.roles.peers import PeerTable
+from sdcpd.roles.rates import RateLimit
+from sdcpd.roles.tasks import Tasks
+from sdcpd.roles.verifier_session import ServedSession, SessionContext
+from sdcpd.transport.http import Client, Request, Response
+
+log = logging.getLogger("sdcpd.verifier")
+RULES = (Rule.GREEDY, Rule.SPECULATIVE_SAMPLING, Rule.RACE)
+LOAD_HIGH = 80  # percent above which long proposals are made shorter (D-K2)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierConfig:
+    """`[verifier]` as the role needs it; durations in seconds."""
+
+    base_uri: str
+    router: str
+    max_sessions: int = 64
+    machine: VerifierSettings = VerifierSettings()
+    round_rate: float = 200.0
+    output_wait_s: float = OUTPUT_WAIT_S
+    enforcing_logs: bool = False
+    load: int | None = None
+    """Pins the load reading, for tests (D-K9)."""
+
+
+class Verifier:
+    """Serves sessions; everything it needs is given to it."""
+
+    def __init__(
+        self,
+        config: VerifierConfig,
+        *,
+        engine: TargetEngine,
+        client: Client,
+        objects: Objects,
+        peers: PeerTable,
+        mlc: Mlc | None,
+        name: str,
+        status_ttl_s: float,
+    ) -> None:
+        self.config = config
+        self.instance = name
+        self.counts: Counter[str] = Counter()
+        self._engine, self._client, self._objects = engine, client, objects
+        self._status_ttl_s = status_ttl_s
+        self._tasks = Tasks()
+        self._sessions: dict[bytes, ServedSession] = {}
+        self._opening: dict[bytes, asyncio.Lock] = {}
+        self._tombstones: dict[bytes, float] = {}
+        self._rates = RateLimit(config.round_rate)
+        self._context = SessionContext(
+            engine=engine,
+            objects=objects,
+            tasks=self._tasks,
+            load=self.load,
+            lower=lambda: self.load() > LOAD_HIGH,
+            observe=self._observe,
+            round_wait_s=ROUND_WAIT_S,
+        )
+        self.listener = Listener(config.base_uri, self._routes(), peers=peers, mlc=mlc)
+
+    def _routes(self) -> list[Route]:
+        return [
+            Route("POST", "sessions", self._open, ("router",), True, SESSION_OPEN_BYTES_MAX),
+            Route("DELETE", "sessions/{session}", self._cancel, ("router",), False),
+            Route(
+                "PUT",
+                "sessions/{session}/drafter",
+                self._name,
+                ("router",),
+                True,
+                SESSION_OPEN_BYTES_MAX,
+            ),
+            Route("POST", "sessions/{session}/policy", self._policy, ("router",)),
+            Route("GET", "sessions/{session}/output", self._output, (), False),
+            Route("POST", "proposals", self._propose, (), True, PROPOSAL_BYTES_MAX),
+        ]
+
+    # ---- what others read
+
+    def load(self) -> int:
+        """Percent of capacity: sessions with a round in work or waiting (D-K9)."""
+        if self.config.load is not None:
+            return self.config.load
+        busy = sum(served.machine.busy for served in self._sessions.values())
+        return min(100, 100 * busy // self.config.max_sessions)
+
+    def status(self) -> Status:
+        """The report to the routers (D-R7, D-Z5)."""
+        info = self._engine.info
+        return Status(
+            instance=self.instance,
+            role=InstanceRole.VERIFIER,
+            load=self.load(),
+            queue=sum(served.machine.busy for served in self._sessions.values()),
+            ttl_ms=int(self._status_ttl_s * 1000),
+            engine=info.fingerprint,
+            model=info.model,
+            ready=True,
+            rules=tuple(int(rule) for rule in RULES),
+            vocab=info.vocab,
+        )
+
+    @property
+    def sessions(self) -> Sequence[ServedSession]:
+        """The sessions kept, ended ones included."""
+        return list(self._sessions.values())
+
+    async def aclose(self) -> None:
+        """Stop all work."""
+        for served in self._sessions.values():
+            served.close()
+        await self._tasks.aclose()
+
+    # ---- resources
+
+    async def _open(self, call: Call) -> Response:
+        opened = decode(SessionOpen, call.request.body)
+        if opened.epoch == 0:
+            raise Malformed("epoch 0 does not exist")
+        check_contract(opened.contract)
+        self._check_models(opened)
+        self._forget_old()
+        lock = self._opening.setdefault(opened.session, asyncio.Lock())
+        try:
+            async with lock:  # a retry waits for the first to be processed (D-O1)
+                status, served = await self._open_locked(opened)
+        finally:
+            if not lock.locked():
+                self._opening.pop(opened.session, None)
+        response = message_response(served.machine.state_message(), status=status)
+        if status == 200:
+            return response
+        location = join(self.config.base_uri, f"sessions/{session_path_id(opened.session)}")
+        return Response(201, (*response.headers, ("location", location)), response.body)
+
+    async def _open_locked(self, opened: SessionOpen) -> tuple[int, ServedSession]:
+        known = self._sessions.get(opened.session)
+        if known is not None and opened.epoch < known.machine.epoch:
+            raise StaleEpoch(f"the session's epoch is {known.machine.epoch}")
+        if known is not None and opened.epoch == known.machine.epoch:
+            if known.machine.fenced:
+                raise known.stale()
+            if known.opened != opened:
+                raise Conflict("the session is open with other content")
+            return 200, known
+        if len(self._live()) >= self.config.max_sessions:
+            raise TooManyRequests("all sessions of this verifier are in use", retry_after_s=1)
+        served = await self._begin(opened)
+        if known is not None:
+            known.supersede()
+            known.close()
+        self._tombstones.pop(opened.session, None)
+        self._sessions[opened.session] = served
+        self.counts["opened"] += 1
+        return 201, served
+
+    async def _begin(self, opened: SessionOpen) -> ServedSession:
+        """Read the log, check it against what was sent, compute the prompt (D-O3 to D-O9)."""
+        contract = opened.contract
+        scope = contract.scope
+        if not self._objects.trusted(opened.commit_log, None):
+            raise Unprocessable("commit_log is not in a trusted cache")
+        commit_log = CommitLog(
+            self._client, opened.commit_log, enforcing=self.config.enforcing_logs
+        )
+        prompt = await self._prompt(opened)
+        try:
+            summary = await commit_log.read()
+        except LogUnavailable as e:
+            raise Unavailable(str(e), retry_after_s=1) from e
+        if opened.epoch < summary.highest_epoch:
+            raise StaleEpoch(f"the log's epoch is {summary.highest_epoch}")
+        committed = check_resume(opened, prompt, summary)
+        if committed is None:
+            assert opened.resume is not None, "only a resumed session has committed tokens to get"
+            committed = await self._committed(opened, scope, summary)
+            start = prefix_digest0(contract_digest(contract), prompt)
+            if extend(start, committed) != opened.resume.digest:
+                raise Unprocessable("committed_tokens do not give the digest of resume")
+        machine = VerifierSession(
+            session=opened.session,
+            epoch=opened.epoch,
+            contract=contract,
+            prompt=prompt,
+            vocab=self._engine.info.vocab,
+            settings=self._machine_settings(opened),
+            entropy=lambda: secrets.randbits(53) / (1 << 53),
+            now=time.monotonic(),
+            round_=opened.resume.round if opened.resume else 0,
+            committed=committed,
+        )
+        await self._prepare(machine)
+        events = EventSender(self._client, self.config.router, opened.session)
+        return ServedSession(
+            machine, opened, commit_log=commit_log, events=events, context=self._context
+        )
+
+    async def _prepare(self, machine: VerifierSession) -> None:
+        prefix = Prefix(machine.tokens, len(machine.tokens), machine.prompt_length)
+        if machine.closed:
+            return
+        try:
+            await self._engine.prepare(machine.session, machine.epoch, prefix)
+        except EngineError as e:
+            raise Unavailable(f"the prompt's KV could not be computed: {e}", retry_after_s=1) from e
+
+    async def _prompt(self, opened: SessionOpen) -> tuple[int, ...]:
+        prompt = opened.prompt
+        if isinstance(prompt, str):
+            prompt = await self._objects.fetch_tokens(prompt, scope=opened.contract.scope)
+        if any(token >= self._engine.info.vocab for token in prompt):
+            raise Unprocessable("a prompt token is beyond the vocabulary")
+        room = self._engine.info.context_max
+        if len(prompt) + min(opened.contract.max_new, 1) > room:
+            raise Unprocessable(
+                f"the prompt has {len(prompt)} tokens; the model's context is {room}"
+            )
+        return prompt
+
+    async def _committed(
+        self, opened: SessionOpen, scope: bytes | None, summary: LogSummary
+    ) -> tuple[int, ...]:
+        """The committed tokens of a resume: the object, else what the log holds (D-O6)."""
+        assert opened.resume is not None
+        try:
+            tokens = await self._objects.fetch_tokens(opened.resume.committed_tokens, scope=scope)
+        except (Unprocessable, Unavailable) as e:
+            log.info("committed tokens taken from the log: %s", e)
+            return summary.tokens
+        if len(tokens) != opened.resume.committed:
+            raise Unprocessable("committed_tokens is not as long as resume says")
+        return tokens
+
+    def _check_models(self, opened: SessionOpen) -> None:
+        info = self._engine.info
+        if opened.contract.target != info.model:
+            raise BadContract("the contract's target is not the model served here")
+        if opened.contract.tokenizer != info.tokenizer:
+            raise BadContract("the contract's tokenizer is not the one used here")
+
+    def _machine_settings(self, opened: SessionOpen) -> VerifierSettings:
+        settings = self.config.machine
+        hint = opened.self_decode_after_ms
+        if hint is None or settings.self_decode_after_s is None:
+            return settings
+        return VerifierSettings(hint / 1000, settings.drafter_silence_s, settings.idle_s)
+
+    async def _name(self, call: Call) -> Response:
+        assignment = decode(Assignment, call.request.body)
+        served = self._find(call.session, assignment.session)
+        state = await served.change(lambda n: NameDrafter(n, assignment))
+        return message_response(state)
+
+    async def _policy(self, call: Call) -> Response:
+        policy = decode(Policy, call.request.body)
+        served = self._find(call.session, policy.session)
+        state = await served.change(lambda n: SetPolicy(n, policy))
+        return message_response(state)
+
+    async def _cancel(self, call: Call) -> Response:
+        if call.session in self._tombstones:
+            return message_response(None)
+        await self._find(call.session).cancel()
+        return message_response(None)
+
+    async def _propose(self, call: Call) -> Response:
+        proposal = decode(Proposal, call.request.body)
+        served = self._find(proposal.session)
+        identity = call.identity
+        if not self._rates.allow(proposal.session, identity.name):
+            raise TooManyRequests("too many rounds a second", retry_after_s=1)
+        try:
+            verdict = await served.propose(lambda n: Propose(n, proposal, identity.is_instance))
+        except StaleBase:
+            self.counts["stale_base"] += 1
+            raise
+        return message_response(verdict)
+
+    async def _output(self, call: Call) -> Response:
+        request = call.request
+        from_ = parse_from_query(request.query)
+        served = self._find(call.session)
+        drafter = served.machine.drafter
+        if not call.identity.roles & {"front_end", "router"} and not (
+            drafter is not None and call.identity.is_instance(drafter)
+        ):
+            raise Forbidden("output is for the front end, the router and the assigned drafter")
+        wait_s = 0.0 if request.method == "HEAD" else _wait_s(request, self.config.output_wait_s)
+        until = time.monotonic() + wait_s
+        while (output := served.machine.output(from_)) is None:
+            left = until - time.monotonic()
+            if left <= 0:
+                output = _nothing_yet(served.machine, from_)
+                break
+            await served.wait_for_output(left)
+            served = self._find(call.session)
+        return message_response(output)
+
+    def _find(self, session: bytes, named: bytes | None = None) -> ServedSession:
+        if named is not None and named != session:
+            raise Malformed("the body names another session than the path")
+        served = self._sessions.get(session)
+        if served is None:
+            if session in self._tombstones:
+                raise SessionClosed("the session has ended")
+            raise NotFound("no such session here")
+        return served
+
+    # ---- housekeeping
+
+    def _live(self) -> list[ServedSession]:
+        return [s for s in self._sessions.values() if not (s.machine.closed or s.machine.fenced)]
+
+    def _forget_old(self) -> None:
+        """Ended sessions become tombstones, and those go in their turn (D-H12)."""
+        now = time.monotonic()
+        for session, served in list(self._sessions.items()):
+            ended = served.machine.ended_at
+            if ended is not None and now > ended + CLOSED_RETENTION_S:
+                served.close()
+                del self._sessions[session]
+                self._tombstones[session] = now + TOMBSTONE_S
+        for session, until in list(self._tombstones.items()):
+            if now > until:
+                del self._tombstones[session]
+
+    def _observe(self, done: RoundDone) -> None:
+        verdict = done.verdict
+        if verdict is None:
+            self.counts["self_decoded"] += 1
+            return
+        self.counts["rounds"] += 1
+        self.counts["drafted"] += done.proposed
+        self.counts["accepted"] += verdict.accepted
+        self.counts[f"action_{verdict.action.name.lower()}"] += 1
+
+
+def check_resume(
+    opened: SessionOpen, prompt: Sequence[int], summary: LogSummary
+) -> tuple[int, ...] | None:
+    """Check an opening against its log; the tokens to start from, None if they are to be fetched.
+
+    Raises StaleBase with the log's state or Unprocessable (D-O5, D-O6).
+    """
+    resume, last = opened.resume, summary.last_valid
+    start = prefix_digest0(contract_digest(opened.contract), prompt)
+    state = SessionState(
+        session=opened.session,
+        epoch=max(summary.highest_epoch, 1),
+        round=last.round if last else 0,
+        committed=last.committed if last else 0,
+        digest=last.digest if last else start,
+    )
+    if resume is None:
+        if last is not None:
+            raise StaleBase("the log holds commits; resume them", session_state=state)
+        return ()
+    if (resume.committed == 0) != (resume.round == 0) or resume.committed < resume.round:
+        raise Unprocessable("resume: every round commits at least one token")
+    if (resume.round, resume.committed, resume.digest) != (
+        state.round,
+        state.committed,
+        state.digest,
+    ):
+        raise StaleBase("resume is not the log's last commit", session_state=state)
+    return None if resume.committed else ()
+
+
+def _wait_s(request: Request, longest_s: float) -> float:
+    """The wait a client prefers (RFC 7240), never longer than ours (D-G4)."""
+    for part in (request.header("prefer") or "").replace(";", ",").split(","):
+        name, _, value = part.strip().partition("=")
+        if name.lower() == "wait" and value.strip().isdigit():
+            return min(longest_s, float(value.strip()))
+    return longest_s
+
+
+def _nothing_yet(machine: VerifierSession, from_: int) -> Output:
+    return Output(session=machine.session, epoch=machine.epoch, from_=from_, tokens=(), final=False)

@@ -1,0 +1,266 @@
+"""One session at the verifier: performs what its machine asks, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sdcpd.engine.api import EngineError, Prefix, Score, TargetEngine
+from sdcpd.protocol.acceptance import check_rows
+from sdcpd.protocol.commit_log import CommitRecord
+from sdcpd.protocol.messages import Message, SessionOpen, SessionState, Verdict
+from sdcpd.protocol.problems import Problem, QUnavailable, StaleEpoch
+from sdcpd.protocol.uris import session_path_id
+from sdcpd.protocol.verifier import VerifierSession
+from sdcpd.protocol.verifier_io import (
+    Abandon,
+    Append,
+    Appended,
+    AppendFenced,
+    AppendStalled,
+    Cancel,
+    Ended,
+    FetchRows,
+    NameDrafter,
+    OutputChanged,
+    Propose,
+    Refuse,
+    Reply,
+    RoundDone,
+    RoundScored,
+    RowsReady,
+    ScoreFailed,
+    ScoreRound,
+    SendEvent,
+    SetPolicy,
+    Superseded,
+    Tick,
+    VerifierAction,
+    VerifierEvent,
+    WithdrawEvents,
+)
+from sdcpd.roles.commit_log import CommitLog, LogUnavailable, Outcome
+from sdcpd.roles.events import EventSender
+from sdcpd.roles.objects import NotTrusted, ObjectGone, Objects
+from sdcpd.roles.tasks import Tasks
+from sdcpd.transport.http import TransportError
+
+log = logging.getLogger("sdcpd.verifier")
+STALL_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContext:
+    """What all sessions of a verifier share."""
+
+    engine: TargetEngine
+    objects: Objects
+    tasks: Tasks
+    load: Callable[[], int]
+    lower: Callable[[], bool]
+    observe: Callable[[RoundDone], None]
+    round_wait_s: float
+
+
+class ServedSession:
+    """The machine, its log, its engine work, and those who wait for it."""
+
+    def __init__(
+        self,
+        machine: VerifierSession,
+        opened: SessionOpen,
+        *,
+        commit_log: CommitLog,
+        events: EventSender,
+        context: SessionContext,
+    ) -> None:
+        self.machine = machine
+        self.opened = opened
+        self.label = session_path_id(machine.session)
+        self._log, self._events, self._context = commit_log, events, context
+        self._requests = 0
+        self._answers: dict[int, asyncio.Future[Message | None]] = {}
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._event_task = context.tasks.spawn(events.run(), name=f"events {self.label}")
+        self._arm()
+
+    # ---- requests
+
+    async def propose(self, event: Callable[[int], Propose]) -> Verdict:
+        """Process a proposal; raises Problem."""
+        answer = await self._ask(event)
+        assert isinstance(answer, Verdict), "a proposal is answered with a verdict"
+        return answer
+
+    async def change(self, event: Callable[[int], NameDrafter | SetPolicy]) -> SessionState:
+        """Name a drafter or set a policy; raises Problem."""
+        answer = await self._ask(event)
+        assert isinstance(answer, SessionState), "answered with the session's state"
+        return answer
+
+    async def cancel(self) -> None:
+        """End the session at the next round boundary (D-Z2)."""
+        await self._ask(Cancel)
+
+    async def wait_for_output(self, wait_s: float) -> None:
+        """Wait until output or the session's end changes, at most that long."""
+        changed = self._changed
+        try:
+            await asyncio.wait_for(changed.wait(), wait_s)
+        except TimeoutError:
+            return
+
+    def supersede(self) -> None:
+        """Another epoch takes over; whoever waits here is told."""
+        self.step(Superseded())
+
+    async def _ask(self, event: Callable[[int], VerifierEvent]) -> Message | None:
+        self._requests += 1
+        number = self._requests
+        future: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        self._answers[number] = future
+        self.step(event(number))
+        try:
+            # Shielded: a client that goes away does not end the round (D-H15).
+            return await asyncio.wait_for(asyncio.shield(future), self._context.round_wait_s)
+        except TimeoutError:
+            self.step(Abandon(number))
+            return await future
+        finally:
+            self._answers.pop(number, None)
+
+    # ---- the machine and its actions
+
+    def step(self, event: VerifierEvent) -> None:
+        """Feed the machine and perform what it asks for."""
+        for action in self.machine.step(event, now=time.monotonic()):
+            self._perform(action)
+        self._arm()
+
+    def _perform(self, action: VerifierAction) -> None:
+        match action:
+            case Reply():
+                self._answer(action.request, action.message, None)
+            case Refuse():
+                self._answer(action.request, None, action.problem)
+            case ScoreRound():
+                self._spawn(self._score(action), "score")
+            case Append():
+                self._spawn(self._append(action.work, action.record), "append")
+            case FetchRows():
+                self._spawn(self._fetch_rows(action), "rows")
+            case OutputChanged():
+                self._changed.set()
+                self._changed = asyncio.Event()
+            case SendEvent():
+                self._events.send(action.event)
+            case WithdrawEvents():
+                self._events.withdraw()
+            case RoundDone():
+                self._context.observe(action)
+            case Ended():
+                log.info("session %s: %s", self.label, action.reason)
+                self._context.engine.forget(self.machine.session, self.machine.epoch)
+                self._events.finish()
+
+    def _spawn(self, coroutine: object, what: str) -> None:
+        self._context.tasks.spawn(coroutine, name=f"{what} {self.label}")  # type: ignore[arg-type]
+
+    def _answer(self, number: int, message: Message | None, problem: Problem | None) -> None:
+        future = self._answers.get(number)
+        if future is None or future.done():
+            return  # its client was told to come again; a retry finds the recorded verdict
+        if problem is not None:
+            future.set_exception(problem)
+        else:
+            future.set_result(message)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.machine.deadline()
+        if deadline is not None:
+            delay = max(0.0, deadline - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.step(Tick(self._context.load()))
+
+    # ---- work for the round at hand
+
+    async def _score(self, action: ScoreRound) -> None:
+        machine = self.machine
+        work = Score(
+            session=machine.session,
+            epoch=machine.epoch,
+            prefix=Prefix(machine.tokens, action.length, machine.prompt_length),
+            proposed=action.tokens,
+            rule=action.rule,
+            sampling=action.sampling,
+            base=action.base,
+            draw=action.draw,
+            q_rows=action.q_rows,
+        )
+        try:
+            scored = await self._context.engine.score(work)
+        except EngineError as e:
+            log.warning("session %s: %s", self.label, e)
+            self.step(ScoreFailed(action.work, str(e)))
+            return
+        self.step(RoundScored(action.work, scored.accepted, scored.additional))
+
+    async def _append(self, work: int, record: CommitRecord) -> None:
+        """Append until the outcome is known (D-P16)."""
+        outcome, stalled, begun = Outcome.UNKNOWN, False, False
+        while outcome is Outcome.UNKNOWN and not self.machine.fenced:
+            try:
+                outcome = await (self._log.settle(record) if begun else self._log.append(record))
+                if begun and outcome is Outcome.UNKNOWN:
+                    outcome = await self._log.append(record)
+                begun = outcome is Outcome.UNKNOWN
+            except LogUnavailable as e:
+                log.warning("session %s: %s", self.label, e)
+                begun = True
+            if outcome is Outcome.UNKNOWN:
+                if not stalled:
+                    stalled = True
+                    self.step(AppendStalled(work))
+                await asyncio.sleep(STALL_RETRY_S)  # backoff while the log does not answer
+        if outcome is Outcome.COMMITTED:
+            self.step(Appended(work, self._context.load(), self._context.lower()))
+        else:
+            log.warning("session %s: fenced, its round is discarded", self.label)
+            self.step(AppendFenced(work))
+
+    async def _fetch_rows(self, action: FetchRows) -> None:
+        vocab = self._context.engine.info.vocab
+        try:
+            octets = await self._context.objects.fetch(
+                action.reference,
+                scope=self.machine.contract.scope,
+                octets_max=4 * vocab * len(action.tokens) + 1,
+            )
+            check_rows(octets, vocab, action.tokens)
+        except (NotTrusted, ObjectGone, TransportError) as e:
+            problem = QUnavailable(f"the rows cannot be had: {e}")
+            self.step(RowsReady(action.work, None, problem))
+        except Problem as problem:
+            self.step(RowsReady(action.work, None, problem))
+        else:
+            self.step(RowsReady(action.work, octets))
+
+    def stale(self) -> StaleEpoch:
+        """What a fenced session answers."""
+        return StaleEpoch("another verifier has taken over the session")
+
+    def close(self) -> None:
+        """Forget the session: stop its timer and its events."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._event_task.cancel()

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sdcpd.engine.api import EngineError, Prefix, TargetEngine
 from sdcpd.protocol.codec import decode
@@ -73,7 +73,7 @@ class VerifierConfig:
     base_uri: str
     router: str
     max_sessions: int = 64
-    machine: VerifierSettings = VerifierSettings()
+    machine: VerifierSettings = field(default_factory=VerifierSettings)
     round_rate: float = 200.0
     output_wait_s: float = OUTPUT_WAIT_S
     enforcing_logs: bool = False

@@ -1,0 +1,223 @@
+"""One session at the drafter: performs what its machine asks, one request at a time (D-D3)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from sdcpd.engine.api import DraftEngine, DraftWork, EngineError, Prefix
+from sdcpd.protocol.drafter import DrafterSession
+from sdcpd.protocol.drafter_io import (
+    Drafted,
+    DrafterAction,
+    DrafterEvent,
+    DraftFailed,
+    DraftTokens,
+    FetchOutput,
+    NoAnswer,
+    OutputArrived,
+    Pause,
+    ProblemArrived,
+    Published,
+    PublishFailed,
+    PublishRows,
+    ReleaseRows,
+    SendProposal,
+    Stop,
+    VerdictArrived,
+    Woken,
+)
+from sdcpd.protocol.messages import Output, Proposal, Status, Verdict
+from sdcpd.protocol.problems import ProblemDocument
+from sdcpd.protocol.uris import join, session_path_id
+from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
+from sdcpd.roles.objects import LEASE_MS, ObjectGone, Objects
+from sdcpd.roles.tasks import Tasks
+from sdcpd.transport.http import Client, ConnectFailed, TransportError
+
+log = logging.getLogger("sdcpd.drafter")
+ROUND_TIMEOUT_S = 60.0  # longer than a verifier keeps a round waiting
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What all sessions of a drafter share."""
+
+    engine: DraftEngine
+    client: Client
+    objects: Objects
+    tasks: Tasks
+    base_uri: str
+    status: Callable[[], Status]
+    stopped: Callable[[DraftingSession, bool], None]
+    observe: Callable[[Verdict, int], None]
+
+
+class DraftingSession:
+    """The machine, its engine work, its rows' leases, and its one request in flight."""
+
+    def __init__(self, machine: DrafterSession, *, vocab: int, context: DraftContext) -> None:
+        self.machine = machine
+        self.label = session_path_id(machine.session)
+        self._vocab, self._context = vocab, context
+        self._task: asyncio.Task[Any] | None = None
+        self._rows = b""
+        self._leased: list[str] = []
+        self._renewal: asyncio.Task[Any] | None = None
+
+    def start(self) -> None:
+        """Begin to draft."""
+        self._perform(self.machine.start(now=time.monotonic()))
+
+    def abandon(self) -> None:
+        """A newer assignment has replaced this one: stop without a word to anybody."""
+        if self._task is not None:
+            self._task.cancel()
+        self._release()
+        self.machine.stopped = self.machine.stopped or "replaced by a newer assignment"
+
+    def _step(self, event: DrafterEvent) -> None:
+        self._perform(self.machine.step(event, now=time.monotonic()))
+
+    def _perform(self, actions: list[DrafterAction]) -> None:
+        for action in actions:
+            match action:
+                case DraftTokens():
+                    self._run(self._draft(action))
+                case PublishRows():
+                    self._run(self._publish(action))
+                case SendProposal():
+                    self._run(self._propose(action))
+                case FetchOutput():
+                    self._run(self._fetch_output(action.from_))
+                case Pause():
+                    self._run(self._pause(action.seconds))
+                case ReleaseRows():
+                    self._release()
+                case Stop():
+                    log.info("session %s: stopped: %s", self.label, action.reason)
+                    self._release()
+                    self._context.engine.forget(self.machine.session)
+                    self._context.stopped(self, action.dropped)
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """One thing at a time: the machine never asks for the next before the last is done."""
+        self._task = self._context.tasks.spawn(coroutine, name=f"session {self.label}")
+
+    async def _draft(self, action: DraftTokens) -> None:
+        machine = self.machine
+        work = DraftWork(
+            session=machine.session,
+            prefix=Prefix(machine.tokens, action.length, machine.prompt_length),
+            m=action.m,
+            rule=machine.assignment.contract.rule,
+            sampling=action.sampling,
+            base=action.base,
+            vocab=self._vocab,
+        )
+        try:
+            draft = await self._context.engine.draft(work)
+        except EngineError as e:
+            self._step(DraftFailed(action.work, str(e)))
+            return
+        self._rows = draft.q_rows or b""
+        token_s = draft.seconds / max(1, len(draft.tokens))
+        self._step(Drafted(action.work, draft.tokens, token_s, rows=bool(draft.q_rows)))
+
+    async def _publish(self, action: PublishRows) -> None:
+        """Rows are pushed to the verifier's cache, so that they travel beside the proposal."""
+        machine = self.machine
+        octets = self._rows[: 4 * self._vocab * action.count]
+        scope = machine.assignment.contract.scope
+        for base in (machine.assignment.verifier, self._context.base_uri):
+            try:
+                reference = await self._context.objects.write(
+                    machine.session, scope, "q_rows", octets, base=base
+                )
+            except (ObjectGone, TransportError) as e:
+                reason = str(e)
+                continue
+            self._leased.append(reference)
+            if self._renewal is None:
+                self._renewal = self._context.tasks.spawn(
+                    self._renew(), name=f"leases {self.label}"
+                )
+            self._step(Published(action.work, reference))
+            return
+        self._step(PublishFailed(action.work, reason))
+
+    async def _renew(self) -> None:
+        """Hold the leases until the verdict (section 6.2, D-M10)."""
+        while self._leased:
+            await asyncio.sleep(LEASE_MS / 2000)  # renewed at half time
+            for reference in list(self._leased):
+                await self._lease(reference, LEASE_MS)
+
+    def _release(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            self._renewal = None
+        for reference in self._leased:
+            self._context.tasks.spawn(self._lease(reference, 0), name=f"release {self.label}")
+        self._leased = []
+
+    async def _lease(self, reference: str, lease_ms: int) -> None:
+        try:
+            await self._context.objects.lease(reference, lease_ms)
+        except TransportError as e:
+            log.debug("session %s: lease not changed: %s", self.label, e)
+
+    async def _propose(self, action: SendProposal) -> None:
+        machine = self.machine
+        message = Proposal(
+            session=machine.session,
+            epoch=machine.epoch,
+            round=action.round,
+            drafter=self._context.base_uri,
+            base=action.base,
+            base_digest=action.base_digest,
+            tokens=action.tokens,
+            q_rows=action.q_rows,
+            status=self._context.status(),
+        )
+        begin = time.monotonic()
+        uri = join(machine.assignment.verifier, "proposals")
+        try:
+            response = await call(
+                self._context.client, "POST", uri, message=message, timeout_s=ROUND_TIMEOUT_S
+            )
+            verdict = read_answer(Verdict, response)
+        except (Declined, TransportError, BadAnswer) as e:
+            self._step(self._failure(e))
+            return
+        self._context.observe(verdict, len(action.tokens))
+        self._step(VerdictArrived(verdict, time.monotonic() - begin))
+
+    async def _fetch_output(self, from_: int) -> None:
+        machine = self.machine
+        path = f"sessions/{self.label}/output?from={from_}"
+        uri = join(machine.assignment.verifier, path)
+        try:
+            response = await call(self._context.client, "GET", uri, headers=(("prefer", "wait=1"),))
+            output = read_answer(Output, response)
+        except (Declined, TransportError, BadAnswer) as e:
+            self._step(self._failure(e))
+            return
+        self._step(OutputArrived(output))
+
+    def _failure(self, error: Exception) -> DrafterEvent:
+        if isinstance(error, Declined):
+            return ProblemArrived(error.problem)
+        if isinstance(error, BadAnswer):
+            return ProblemArrived(ProblemDocument(status=400, detail=str(error)))
+        if isinstance(error, ConnectFailed):
+            log.info("session %s: %s", self.label, error)
+        return NoAnswer()
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)  # the machine's own backoff
+        self._step(Woken())

@@ -33,6 +33,7 @@ from sdcpd.transport.http import Client, Response, TransportError
 log = logging.getLogger("sdcpd.drafter")
 CAPACITY = 64  # sessions at which the load reading is 100
 DROPPED_MAX = 64  # of one report
+VOCAB_UNKNOWN = 1 << 32  # tokens are 32-bit values (D-E6)
 ACCEPT_MEMORY = 0.05  # weight of a round in the instance's acceptance (D-R7)
 
 
@@ -142,7 +143,8 @@ class Drafter:
             settings=self.config.machine,
             verify_s=self.config.verify_s,
         )
-        session = DraftingSession(machine, vocab=self._vocab(assignment), context=self._context)
+        vocab = self._vocab(assignment) or VOCAB_UNKNOWN
+        session = DraftingSession(machine, vocab=vocab, context=self._context)
         self._sessions[assignment.session] = session
         self.counts["assigned"] += 1
         session.start()
@@ -158,6 +160,8 @@ class Drafter:
             raise BadContract("the contract's tokenizer is not the one used here")
         if not base_uri_equal(assignment.drafter, self.config.base_uri):
             raise Unprocessable("the assignment names another drafter")
+        if contract.rule == Rule.SPECULATIVE_SAMPLING and self._vocab(assignment) is None:
+            raise Unprocessable("rule 2 needs rows, and the vocabulary size is not known here")
         if assignment.m_init == 0:
             raise Unprocessable("m_init is 0; at least 1 is needed")
 
@@ -198,9 +202,9 @@ class Drafter:
             tokens += part
         return tokens[: assignment.committed]
 
-    def _vocab(self, assignment: Assignment) -> int:
+    def _vocab(self, assignment: Assignment) -> int | None:
         """The target's V: from the assignment, else the own model's (D-E6)."""
-        return assignment.vocab or self._engine.vocab or 1 << 32
+        return assignment.vocab or self._engine.vocab
 
     def _stopped(self, session: DraftingSession, dropped: bool) -> None:
         if self._sessions.get(session.machine.session) is session:

@@ -1,0 +1,148 @@
+"""A front end's side of section 6.7: every committed token once, whatever happens (D-G9)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from sdcpd.protocol.messages import Action, Output
+from sdcpd.protocol.router_io import Progress, VerifierLost
+from sdcpd.protocol.uris import join
+from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
+from sdcpd.roles.generation import GenerationError, GenerationStats, Tokens
+from sdcpd.roles.router_session import RoutedSession
+from sdcpd.transport.http import Client, TransportError
+
+log = logging.getLogger("sdcpd.front_end")
+POLL_S = 10.0
+ATTEMPTS, ATTEMPT_PAUSE_S = 3, 0.7  # D-F1
+
+
+class OutputReader:
+    """One text being generated; see `generation.Generation`."""
+
+    def __init__(self, session: RoutedSession, *, client: Client) -> None:
+        self._session, self._client = session, client
+        self._read = 0
+        self._epoch = 0
+        self._earlier = GenerationStats()
+        self._latest = GenerationStats()
+        self._done = False
+
+    @property
+    def session(self) -> bytes:
+        """The session's identifier."""
+        return self._session.machine.session
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Over all verifiers that served the session."""
+        a, b = self._earlier, self._latest
+        return GenerationStats(
+            rounds=a.rounds + b.rounds,
+            drafted=a.drafted + b.drafted,
+            accepted=a.accepted + b.accepted,
+            self_decoded=a.self_decoded + b.self_decoded,
+            committed=self._read,
+        )
+
+    async def cancel(self) -> None:
+        """End the session early."""
+        if not self._done:
+            self._done = True
+            await self._session.cancel()
+            self._session.step(Progress(self._read, closed=True))
+
+    async def __aiter__(self) -> AsyncIterator[Tokens]:
+        """Yield committed tokens as they come; raises GenerationError if the session fails."""
+        failures = 0
+        while not self._done:
+            verifier, epoch = await self._place()
+            try:
+                output = await self._get(verifier)
+            except Declined as e:
+                await self._refused(e, verifier, epoch)
+                continue
+            except (TransportError, BadAnswer) as e:
+                failures += 1
+                if failures >= ATTEMPTS:
+                    failures = 0
+                    self._session.step(VerifierLost(verifier, str(e)))
+                await self._moved_or(ATTEMPT_PAUSE_S)
+                continue
+            failures = 0
+            if output.epoch < self._epoch or output.from_ != self._read:
+                continue  # from a verifier that has lost its authority
+            part = self._take(output)
+            if part is not None:
+                yield part
+
+    async def opened(self) -> None:
+        """Wait until the session is open; raises GenerationError if it can't be."""
+        await self._place()
+
+    async def _get(self, verifier: str) -> Output:
+        uri = join(verifier, f"sessions/{self._session.label}/output?from={self._read}")
+        response = await call(
+            self._client,
+            "GET",
+            uri,
+            headers=(("prefer", f"wait={POLL_S:.0f}"),),
+            timeout_s=POLL_S + 10,
+        )
+        return read_answer(Output, response)
+
+    def _take(self, output: Output) -> Tokens | None:
+        if output.epoch > self._epoch:
+            self._earlier, self._latest = self.stats, GenerationStats()
+            self._epoch = output.epoch
+        self._read += len(output.tokens)
+        self._latest = GenerationStats(
+            rounds=output.rounds or 0,
+            drafted=output.drafted or 0,
+            accepted=output.accepted or 0,
+            self_decoded=output.self_decoded or 0,
+        )
+        if output.final:
+            self._done = True
+        self._session.step(Progress(self._read, closed=output.final))
+        if output.final and output.finish != Action.FINISH:
+            raise GenerationError("the session failed at its verifier")
+        if output.tokens or output.final:
+            return Tokens(output.tokens, finished=output.final)
+        return None
+
+    async def _place(self) -> tuple[str, int]:
+        session = self._session
+        while session.place is None or session.machine.closed:
+            if session.machine.closed:
+                self._check_failed()
+                break
+            await session.wait_for_change()
+        assert session.place is not None, "a session that never opened has failed"
+        return session.place
+
+    def _check_failed(self) -> None:
+        failed = self._session.failed
+        if failed is not None:
+            raise GenerationError(f"the session could not be served: {failed}")
+        if self._session.place is None:
+            raise GenerationError("the session was ended before it began")
+
+    async def _refused(self, error: Declined, verifier: str, epoch: int) -> None:
+        problem = error.problem
+        if self._session.machine.closed:
+            raise GenerationError(f"the output was lost: {problem}")
+        if problem.status in (404, 409, 410) and self._session.place == (verifier, epoch):
+            self._session.step(VerifierLost(verifier, str(problem)))
+        elif problem.status not in (404, 409, 410, 429) and problem.status < 500:
+            raise GenerationError(f"the verifier refuses the output: {problem}")
+        await self._moved_or(ATTEMPT_PAUSE_S)
+
+    async def _moved_or(self, pause_s: float) -> None:
+        """Go on when the session has moved, or after the pause."""
+        try:
+            await asyncio.wait_for(self._session.wait_for_change(), pause_s)
+        except TimeoutError:
+            return

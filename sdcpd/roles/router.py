@@ -1,0 +1,289 @@
+"""The router: admits texts, opens sessions, names drafters, follows failures (sections 6.1, 6.9)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sdcpd.protocol.codec import decode
+from sdcpd.protocol.instances import Board, Permitted
+from sdcpd.protocol.messages import Action, Contract, Event, InstanceRole, Rule, Sampling, Status
+from sdcpd.protocol.problems import Forbidden, Malformed, NotFound, StaleEpoch
+from sdcpd.protocol.router import RouterSession, RouterSettings
+from sdcpd.protocol.router_io import DrafterLost, EventArrived, VerifierLost, Woken
+from sdcpd.protocol.uris import join, session_path_id
+from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
+from sdcpd.roles.generation import GenerationError, GenerationRequest, Readiness
+from sdcpd.roles.objects import Objects
+from sdcpd.roles.output_reader import OutputReader
+from sdcpd.roles.peers import Identity, PeerTable
+from sdcpd.roles.router_session import RouteContext, RoutedSession
+from sdcpd.roles.tasks import Tasks
+from sdcpd.transport.http import Client, Response
+
+log = logging.getLogger("sdcpd.router")
+WATCH_S = 0.1  # how often expired statuses are looked for; a fraction of any ttl
+ENDED_MAX = 1024  # ended sessions remembered so that late events are answered
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """`[router]` as the role needs it."""
+
+    base_uri: str
+    tokenizer: bytes
+    machine: RouterSettings = field(default_factory=RouterSettings)
+    sampling_rule: str = "auto"
+    m_max: int = 16
+    low_rounds: int = 8
+    low_ratio: int | None = None
+    fallback: tuple[int, ...] = (Action.REDUCE, Action.SWITCH, Action.SELF_DECODE, Action.FAIL)
+    self_load: int | None = 100
+    self_max: int | None = None
+    permitted: Mapping[str, Permitted] = field(default_factory=dict)
+    trust_drafters: bool = False
+    sessions_max: int = 1024
+
+
+class Router:
+    """Holds the board of instances and all sessions; everything it needs is given to it."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        client: Client,
+        objects: Objects,
+        peers: PeerTable,
+        mlc: Mlc | None,
+    ) -> None:
+        self.config = config
+        self.counts: Counter[str] = Counter()
+        self.board = Board(config.permitted, trust_all=config.trust_drafters)
+        self._client, self._objects = client, objects
+        self._tasks = Tasks()
+        self._sessions: dict[bytes, RoutedSession] = {}
+        self._ended: dict[bytes, RoutedSession] = {}
+        self._alive: dict[tuple[str, int], bool] = {}
+        self._context = RouteContext(
+            client=client,
+            objects=objects,
+            tasks=self._tasks,
+            board=self.board,
+            closed=self._closed,
+        )
+        routes = [
+            Route("PUT", "instances/{name}/status", self._status, ("drafter", "verifier")),
+            Route("POST", "events", self._event, ("verifier",)),
+        ]
+        self.listener = Listener(config.base_uri, routes, peers=peers, mlc=mlc)
+
+    @property
+    def sessions(self) -> Sequence[RoutedSession]:
+        """The sessions that are open."""
+        return list(self._sessions.values())
+
+    async def run(self) -> None:
+        """Watch for statuses that expire."""
+        while True:
+            await asyncio.sleep(WATCH_S)  # a clock tick, not a wait for something
+            self._watch()
+
+    async def aclose(self) -> None:
+        """Stop all work."""
+        for session in self._sessions.values():
+            session.close()
+        await self._tasks.aclose()
+
+    # ---- texts
+
+    def readiness(self) -> Readiness:
+        """Whether a text can be generated now."""
+        if self.board.choose_verifier(now=time.monotonic()) is None:
+            return Readiness(False, "no verifier has reported; is one running, and is it allowed?")
+        return Readiness(True, "ready")
+
+    async def generate(self, request: GenerationRequest) -> OutputReader:
+        """Open a session for a text; raises GenerationError."""
+        if len(self._sessions) >= self.config.sessions_max:
+            raise GenerationError("too many texts are being generated", retry_after_s=1)
+        reader = self._begin(request, self._rule(request))
+        try:
+            await reader.opened()
+        except GenerationError:
+            failed = self._ended[reader.session].failed
+            refused = failed is not None and failed.suffix == "sdcp-bad-contract"
+            if not refused or self._rule(request) != Rule.RACE:
+                raise
+            # Another make of verifier knows no rule 200 (D-Z7).
+            reader = self._begin(request, Rule.SPECULATIVE_SAMPLING)
+            await reader.opened()
+        return reader
+
+    def _begin(self, request: GenerationRequest, rule: Rule) -> OutputReader:
+        now = time.monotonic()
+        verifier = self.board.choose_verifier(now=now)
+        if verifier is None:
+            raise GenerationError(self.readiness().reason, retry_after_s=1)
+        session = secrets.token_bytes(16)
+        contract = self._contract(request, rule, verifier)
+        machine = RouterSession(
+            session=session,
+            contract=contract,
+            prompt=request.prompt,
+            commit_log=join(self.config.base_uri, f"logs/{session_path_id(session)}"),
+            verifier=verifier,
+            board=self.board,
+            settings=self.config.machine,
+            drafter_wanted=request.speculate,
+        )
+        routed = RoutedSession(machine, context=self._context)
+        self._sessions[session] = routed
+        self.counts["sessions"] += 1
+        routed.start()
+        return OutputReader(routed, client=self._client)
+
+    def _rule(self, request: GenerationRequest) -> Rule:
+        """Temperature 0 is rule 1; otherwise by `sampling_rule` (D-Z7)."""
+        if request.sampling.temperature_milli == 0:
+            return Rule.GREEDY
+        if self.config.sampling_rule != "auto":
+            race = self.config.sampling_rule == "race"
+            return Rule.RACE if race else Rule.SPECULATIVE_SAMPLING
+        now = time.monotonic()
+        verifier = self.board.choose_verifier(now=now)
+        status = self.board.status(verifier, InstanceRole.VERIFIER) if verifier else None
+        served = status is not None and Rule.RACE in (status.rules or ())
+        probe = self._probe()
+        if served and self.board.drafters(replace(probe, rule=Rule.RACE), now=now):
+            return Rule.RACE
+        rejection = replace(probe, rule=Rule.SPECULATIVE_SAMPLING)
+        if self.board.drafters(rejection, now=now):
+            return Rule.SPECULATIVE_SAMPLING
+        return Rule.RACE
+
+    def _probe(self) -> Contract:
+        """A contract that stands for any, to ask which drafters would be permitted."""
+        return Contract(
+            target=bytes(32),
+            tokenizer=bytes(32),
+            rule=Rule.GREEDY,
+            m_max=1,
+            max_new=1,
+            stop=(),
+            low_rounds=1,
+            fallback=(Action.FAIL,),
+        )
+
+    def _contract(self, request: GenerationRequest, rule: Rule, verifier: str) -> Contract:
+        status = self.board.status(verifier, InstanceRole.VERIFIER)
+        permitted = self.config.permitted.get(verifier, Permitted())
+        target = permitted.model or (status.model if status else None)
+        if target is None:
+            raise GenerationError(
+                f"the model of verifier {verifier} is not known; set model in its [[peers]] entry"
+            )
+        sampling: Sampling | None = None
+        if rule != Rule.GREEDY:
+            sampling = request.sampling
+            if rule == Rule.RACE and sampling.seed is None:
+                sampling = replace(sampling, seed=secrets.randbits(64))
+        return Contract(
+            target=target,
+            tokenizer=self.config.tokenizer,
+            rule=rule,
+            sampling=sampling,
+            m_max=self.config.m_max,
+            max_new=request.max_new,
+            stop=request.stop,
+            low_rounds=self.config.low_rounds,
+            low_ratio=self.config.low_ratio,
+            fallback=self._fallback(),
+            self_load=100 if not request.speculate else self.config.self_load,
+            self_max=None if not request.speculate else self.config.self_max,
+        )
+
+    def _fallback(self) -> tuple[int, ...]:
+        """The ladder; switching is left out while there is nobody to switch to."""
+        drafters = self.board.drafters(self._probe(), now=time.monotonic())
+        ladder = tuple(
+            entry for entry in self.config.fallback if entry != Action.SWITCH or len(drafters) > 1
+        )
+        return ladder or self.config.fallback
+
+    # ---- resources
+
+    async def _status(self, call: Call) -> Response:
+        status = decode(Status, call.request.body)
+        if status.instance != call.name:
+            raise Malformed("the path names another instance than the status")
+        base = self._base(call.identity, status)
+        now = time.monotonic()
+        restarted = self.board.report(base, status, now=now)
+        role = InstanceRole(status.role)
+        if restarted or status.ttl_ms == 0:
+            self._lost(base, role, "it has restarted" if restarted else "it has withdrawn")
+        for session in status.dropped or ():
+            if (routed := self._sessions.get(session)) is not None:
+                routed.step(DrafterLost(base))
+        if not self._alive.get((base, role)) and status.ttl_ms:
+            log.info("%s %s (%s) is here", role.name.lower(), status.instance, base)
+        self._alive[(base, role)] = status.ttl_ms > 0
+        self._wake_waiting()
+        return message_response(None)
+
+    def _base(self, identity: Identity, status: Status) -> str:
+        """The base URI that a status belongs to, fixed by the certificate (D-R2)."""
+        if InstanceRole(status.role).name.lower() not in identity.roles:
+            raise Forbidden(f"{identity.name} has not the role that its status reports")
+        if not identity.bases:
+            raise Forbidden(f"the certificate of {identity.name} names no base URI")
+        return identity.bases[0]
+
+    async def _event(self, call: Call) -> Response:
+        event = decode(Event, call.request.body)
+        routed = self._sessions.get(event.session) or self._ended.get(event.session)
+        if routed is None:
+            raise NotFound("no such session")
+        if event.epoch < routed.machine.epoch:
+            raise StaleEpoch(f"the session's epoch is {routed.machine.epoch}")
+        if not call.identity.is_instance(routed.machine.verifier):
+            raise Forbidden("another verifier serves the session")
+        self.counts[f"event_{event.kind.name.lower()}"] += 1
+        routed.step(EventArrived(event.kind, event.committed))
+        return message_response(None)
+
+    # ---- housekeeping
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        for (base, role), alive in list(self._alive.items()):
+            if alive and not self.board.fresh(base, InstanceRole(role), now=now):
+                self._alive[(base, role)] = False
+                log.warning(
+                    "%s %s: no status within its ttl", InstanceRole(role).name.lower(), base
+                )
+                self._lost(base, InstanceRole(role), "its status has expired")
+
+    def _lost(self, base: str, role: InstanceRole, reason: str) -> None:
+        for routed in self.sessions:
+            if role is InstanceRole.DRAFTER:
+                routed.step(DrafterLost(base))
+            else:
+                routed.step(VerifierLost(base, reason))
+
+    def _wake_waiting(self) -> None:
+        for routed in self.sessions:
+            if routed.waiting_for_drafter:
+                routed.step(Woken())
+
+    def _closed(self, routed: RoutedSession) -> None:
+        self._sessions.pop(routed.machine.session, None)
+        self._ended[routed.machine.session] = routed
+        while len(self._ended) > ENDED_MAX:
+            self._ended.pop(next(iter(self._ended)))

@@ -1,0 +1,226 @@
+"""One session at the router: performs what its machine asks, one call at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sdcpd.protocol.instances import Board
+from sdcpd.protocol.messages import InstanceRole, Message, SessionState
+from sdcpd.protocol.problems import ProblemDocument
+from sdcpd.protocol.router import Phase, RouterSession
+from sdcpd.protocol.router_io import (
+    Answered,
+    AssignDrafter,
+    Closed,
+    FenceConflict,
+    LogRead,
+    Moved,
+    NameAtVerifier,
+    Named,
+    Open,
+    PostPolicy,
+    ReadLog,
+    Refused,
+    RouterAction,
+    RouterEvent,
+    TokensWritten,
+    Unreachable,
+    Woken,
+    WriteFence,
+    WriteTokens,
+)
+from sdcpd.protocol.uris import join, session_path_id
+from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
+from sdcpd.roles.commit_log import CommitLog, LogUnavailable
+from sdcpd.roles.objects import ObjectGone, Objects
+from sdcpd.roles.tasks import Tasks
+from sdcpd.transport.http import Client, TransportError
+
+log = logging.getLogger("sdcpd.router")
+OPEN_TIMEOUT_S = 120.0  # the verifier computes the prompt's KV meanwhile (D-F1)
+CALL_TIMEOUT_S = 40.0  # PUT drafter waits for a round
+
+
+@dataclass(frozen=True, slots=True)
+class RouteContext:
+    """What all sessions of a router share."""
+
+    client: Client
+    objects: Objects
+    tasks: Tasks
+    board: Board
+    closed: Callable[[RoutedSession], None]
+
+
+class RoutedSession:
+    """The machine, its commit log, and those who wait for it to move or to end."""
+
+    def __init__(self, machine: RouterSession, *, context: RouteContext) -> None:
+        self.machine = machine
+        self.label = session_path_id(machine.session)
+        self.failed: ProblemDocument | None = None
+        self.place: tuple[str, int] | None = None
+        """Verifier and epoch that serve the session, once it is open."""
+        self._context = context
+        self._log = CommitLog(context.client, machine.commit_log, enforcing=True)
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Open the session."""
+        self._perform(self.machine.start(now=time.monotonic()))
+
+    def step(self, event: RouterEvent) -> None:
+        """Feed the machine and perform what it asks for."""
+        self._perform(self.machine.step(event, now=time.monotonic()))
+
+    async def wait_for_change(self) -> None:
+        """Wait until the session has moved or ended."""
+        await self._changed.wait()
+
+    async def cancel(self) -> None:
+        """End the session at its verifier, by fence where that can't be asked (D-Z2)."""
+        if self.place is None or self.machine.closed:
+            return
+        verifier, epoch = self.place
+        try:
+            uri = join(verifier, f"sessions/{self.label}")
+            await call(self._context.client, "DELETE", uri, timeout_s=5.0)
+            return
+        except (Declined, TransportError) as e:
+            log.info("session %s: cancelled by fence: %s", self.label, e)
+        try:
+            summary = await self._log.read()
+            await self._log.fence(max(epoch, summary.highest_epoch) + 1, etag=self._log.etag)
+        except LogUnavailable as e:
+            log.warning("session %s: could not be cancelled: %s", self.label, e)
+
+    def close(self) -> None:
+        """Stop the timer; called when the router stops."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _perform(self, actions: list[RouterAction]) -> None:
+        for action in actions:
+            self._perform_one(action)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.machine.deadline()
+        if deadline is not None:
+            delay = max(0.0, deadline - time.monotonic())
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(delay, lambda: self.step(Woken()))
+
+    def _perform_one(self, action: RouterAction) -> None:
+        match action:
+            case Open():
+                uri = join(action.verifier, "sessions")
+                self._send(action.call, "POST", uri, action.message, OPEN_TIMEOUT_S)
+            case PostPolicy():
+                uri = join(action.verifier, f"sessions/{self.label}/policy")
+                self._send(action.call, "POST", uri, action.message, CALL_TIMEOUT_S)
+            case NameAtVerifier():
+                uri = join(action.verifier, f"sessions/{self.label}/drafter")
+                self._send(action.call, "PUT", uri, action.message, CALL_TIMEOUT_S)
+            case AssignDrafter():
+                uri = join(action.message.drafter, "assignments")
+                self._send(action.call, "POST", uri, action.message, CALL_TIMEOUT_S)
+            case ReadLog():
+                self._spawn(self._read_log(action.call))
+            case WriteFence():
+                self._spawn(self._write_fence(action))
+            case WriteTokens():
+                self._spawn(self._write_tokens(action))
+            case Moved():
+                self._moved(action)
+            case Named():
+                self._account(action)
+            case Closed():
+                self._ended(action)
+
+    def _spawn(self, coroutine: object) -> None:
+        self._context.tasks.spawn(coroutine, name=f"session {self.label}")  # type: ignore[arg-type]
+
+    def _send(self, number: int, method: str, uri: str, message: Message, timeout_s: float) -> None:
+        self._spawn(self._exchange(number, method, uri, message, timeout_s))
+
+    async def _exchange(
+        self, number: int, method: str, uri: str, message: Message, timeout_s: float
+    ) -> None:
+        try:
+            response = await call(
+                self._context.client, method, uri, message=message, timeout_s=timeout_s
+            )
+            state = read_answer(SessionState, response) if response.body else None
+        except Declined as e:
+            log.info("session %s: %s %s: %s", self.label, method, uri, e)
+            self.step(Refused(number, e.problem))
+        except (TransportError, BadAnswer) as e:
+            log.warning("session %s: %s %s: %s", self.label, method, uri, e)
+            self.step(Unreachable(number, str(e)))
+        else:
+            self.step(Answered(number, state))
+
+    async def _read_log(self, number: int) -> None:
+        try:
+            summary = await self._log.read()
+        except LogUnavailable as e:
+            self.step(Unreachable(number, str(e)))
+            return
+        self.step(LogRead(number, summary, self._log.etag))
+
+    async def _write_fence(self, action: WriteFence) -> None:
+        try:
+            written = await self._log.fence(action.epoch, etag=action.etag)
+        except LogUnavailable as e:
+            self.step(Unreachable(action.call, str(e)))
+            return
+        self.step(Answered(action.call) if written else FenceConflict(action.call))
+
+    async def _write_tokens(self, action: WriteTokens) -> None:
+        """Drafters can read output instead, so a cache that fails is no failure (D-N7)."""
+        machine = self.machine
+        reference = None
+        try:
+            tokens = (await self._log.read()).tokens[: action.committed]
+            if len(tokens) == action.committed:
+                reference = await self._context.objects.write_tokens(
+                    machine.session, machine.contract.scope, tokens
+                )
+        except (LogUnavailable, ObjectGone, TransportError) as e:
+            log.info("session %s: committed tokens not written: %s", self.label, e)
+        self.step(TokensWritten(action.call, reference))
+
+    def _moved(self, action: Moved) -> None:
+        if self.place is not None:
+            log.warning(
+                "session %s: goes on at %s, epoch %d", self.label, action.verifier, action.epoch
+            )
+        self.place = (action.verifier, action.epoch)
+        self._wake()
+
+    def _account(self, action: Named) -> None:
+        board = self._context.board
+        if action.previous is not None:
+            board.assigned(action.previous, InstanceRole.DRAFTER, -1)
+        if action.drafter is not None:
+            board.assigned(action.drafter, InstanceRole.DRAFTER, 1)
+
+    def _ended(self, action: Closed) -> None:
+        self.failed = action.failed
+        self._wake()
+        self._context.closed(self)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def waiting_for_drafter(self) -> bool:
+        """Whether a fresh drafter would be named at once."""
+        return self.machine.phase in (Phase.WAITING, Phase.NO_VERIFIER)

@@ -104,9 +104,7 @@ def documents(tokenizer: Tokenizer, records: list[dict[str, Any]]) -> list[list[
     def ids(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    begin, user, assistant, end = (
-        tokenizer.token_to_id(t) for t in (BEGIN, USER, ASSISTANT, END)
-    )
+    begin, user, assistant, end = (tokenizer.token_to_id(t) for t in (BEGIN, USER, ASSISTANT, END))
     result = []
     for record in records:
         text = ids(record["text"]) + ([end] if record["complete"] else [])
@@ -122,9 +120,7 @@ def windows(docs: list[list[int]], chooser: random.Random) -> Iterator[torch.Ten
         chooser.shuffle(order)
         stream = [token for doc in order for token in doc]
         offset = chooser.randrange(WINDOW)
-        rows = [
-            stream[i : i + WINDOW + 1] for i in range(offset, len(stream) - WINDOW - 1, WINDOW)
-        ]
+        rows = [stream[i : i + WINDOW + 1] for i in range(offset, len(stream) - WINDOW - 1, WINDOW)]
         chooser.shuffle(rows)
         for i in range(0, len(rows) - BATCH + 1, BATCH):
             yield torch.tensor(rows[i : i + BATCH])
@@ -313,7 +309,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
-    records = [json.loads(line) for line in options.stories.read_text().splitlines()]
+    records = [json.loads(line) for line in options.stories.open(encoding="utf-8")]
     with (options.out / "training.log").open("w") as stream:
         log = Log(stream)
         kept = [r for r in records if not held_out(r)]

@@ -289,10 +289,8 @@ class RouterSession:
         self._retry = None
         self._candidate = avoid
         grace = self._settings.switch_grace_s
-        if (avoid or self._excluded) and grace is not None:
+        if self._grace_until is None and (avoid or self._excluded) and grace is not None:
             self._grace_until = now + grace
-        else:
-            self._grace_until = None
 
     def _drop_drafter(self) -> None:
         if self.drafter is not None:
@@ -504,7 +502,8 @@ class RouterSession:
             over = self._grace_until is not None and now >= self._grace_until
             if over:
                 self._excluded.clear()
-            self._need_drafter(self._candidate, now, grace=over)
+                self._grace_until = None
+            self._need_drafter(None if over else self._candidate, now, grace=over)
         elif (
             self.phase is Phase.RUNNING
             and self.drafter is not None

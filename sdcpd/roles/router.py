@@ -1,4 +1,4 @@
-"""The router: admits texts, opens sessions, names drafters, follows failures (sections 6.1, 6.9)."""
+"""The router: admits texts, opens sessions, names drafters, follows failures (6.1, 6.9)."""
 
 from __future__ import annotations
 

@@ -24,10 +24,11 @@ WRITE_HIGH_WATER_BYTES = 64 << 10
 REPLY_BACKLOG_BYTES = 1 << 20
 # How long a closed connection waits for the peer's end, so that no RST overtakes our last words.
 LINGER_S = 2.0
+_PLAIN_HTTP_BODY = b"400 this port needs TLS (https)\r\n"
 PLAIN_HTTP_ANSWER = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
-    b"Content-Length: 34\r\n\r\n400 this port needs TLS (https)\r\n\r\n"
-)
+    b"Content-Length: %d\r\n\r\n%s"
+) % (len(_PLAIN_HTTP_BODY), _PLAIN_HTTP_BODY)
 
 
 class Scratch:

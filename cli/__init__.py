@@ -1,0 +1,1 @@
+"""sdcpctl, the operator's command."""

@@ -1,0 +1,147 @@
+"""A deterministic engine without torch: scores are a hash of the last tokens.
+
+It follows the plain-Python rules of `protocol.acceptance`, so what a cluster built on it commits
+can be computed in a test from the seed alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import struct
+from collections.abc import Sequence
+
+from sdcpd.engine.api import Draft, DraftWork, EngineInfo, Prefix, Score, Scored
+from sdcpd.protocol.acceptance import (
+    Acceptance,
+    check_rows,
+    draw_from,
+    greedy,
+    rule1,
+    rule2,
+    rule200,
+    target_distribution,
+    winner,
+)
+from sdcpd.protocol.messages import Rule, Sampling
+
+CONTEXT = 3  # how many last tokens a score depends on
+
+
+class FakeModel:
+    """Scores of `vocab` tokens after any prefix; `noise` in [0, 1] mixes in another model's."""
+
+    def __init__(self, *, vocab: int = 32, seed: int = 0, noise: float = 0.0) -> None:
+        self.vocab = vocab
+        self._seed = seed
+        self._noise = noise
+
+    def scores(self, prefix: Sequence[int]) -> list[float]:
+        """Scores after a prefix, a function of its last tokens only."""
+        own = self._hashed(prefix, self._seed)
+        if not self._noise:
+            return own
+        other = self._hashed(prefix, self._seed + 1)
+        return [(1 - self._noise) * a + self._noise * b for a, b in zip(own, other, strict=True)]
+
+    def _hashed(self, prefix: Sequence[int], seed: int) -> list[float]:
+        text = struct.pack(f">q{CONTEXT}q", seed, *([-1] * CONTEXT + list(prefix))[-CONTEXT:])
+        octets = hashlib.shake_256(text).digest(2 * self.vocab)
+        return [value / 8192 for value in struct.unpack(f">{self.vocab}H", octets)]
+
+    def text(self, prompt: Sequence[int], count: int) -> list[int]:
+        """What the model writes alone, greedily."""
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(greedy(self.scores(tokens)))
+        return tokens[len(prompt) :]
+
+
+class FakeTarget:
+    """`TargetEngine` over a FakeModel; a pass takes `pass_time_s`."""
+
+    def __init__(self, model: FakeModel, *, pass_time_s: float = 0.0) -> None:
+        self.model = model
+        self.scored: list[Score] = []
+        """Every work item, in order, for tests."""
+        self._pass_time_s = pass_time_s
+        name = f"fake-{model.vocab}"
+        digest = hashlib.sha256(name.encode()).digest()
+        self.info = EngineInfo(name, digest, digest, model.vocab, 1 << 20, "fake", True)
+
+    async def prepare(self, session: bytes, epoch: int, prefix: Prefix) -> None:
+        """Nothing to prepare."""
+
+    async def score(self, work: Score) -> Scored:
+        """See TargetEngine."""
+        self.scored.append(work)
+        await asyncio.sleep(self._pass_time_s)  # the length of a pass is what is being faked
+        tokens = list(work.prefix.tokens[: work.prefix.length])
+        rows = [self.model.scores(tokens)]
+        for token in work.proposed:
+            tokens.append(token)
+            rows.append(self.model.scores(tokens))
+        found = self._accept(rows, work)
+        return Scored(found.accepted, found.additional, self._pass_time_s)
+
+    def forget(self, session: bytes, epoch: int) -> None:
+        """Nothing is kept."""
+
+    def pass_s(self) -> float:
+        """See TargetEngine."""
+        return self._pass_time_s
+
+    async def aclose(self) -> None:
+        """Nothing to stop."""
+
+    def _accept(self, rows: list[list[float]], work: Score) -> Acceptance:
+        if work.rule == Rule.GREEDY:
+            return rule1([greedy(row) for row in rows], work.proposed)
+        p = [target_distribution(row, work.sampling) for row in rows]
+        if work.rule == Rule.RACE:
+            assert work.sampling.seed is not None, "a rule-200 profile always has a seed"
+            return rule200(p, work.proposed, work.sampling.seed, work.base)
+        assert work.draw is not None, "rule 2 draws random values"
+        q = check_rows(work.q_rows, self.model.vocab, work.proposed) if work.q_rows else []
+        return rule2(p, q, work.proposed, work.draw)
+
+
+class FakeDrafter:
+    """`DraftEngine` over a FakeModel."""
+
+    tokenizer: bytes | None = None
+
+    def __init__(self, model: FakeModel, *, name: str = "fake-drafter") -> None:
+        self.own = model
+        self.model = hashlib.sha256(name.encode()).digest()
+        self.vocab: int | None = model.vocab
+
+    async def draft(self, work: DraftWork) -> Draft:
+        """See DraftEngine."""
+        tokens = list(work.prefix.tokens[: work.prefix.length])
+        rows = b""
+        for index in range(work.m):
+            scores = self.own.scores(tokens)[: work.vocab]
+            if work.rule == Rule.GREEDY:
+                token = greedy(scores)
+            elif work.rule == Rule.RACE:
+                assert work.sampling.seed is not None, "a rule-200 profile always has a seed"
+                p = target_distribution(scores, work.sampling)
+                token = winner(p, work.sampling.seed, work.base + index + 1)
+            else:
+                token, row = self._sample(scores, work.sampling)
+                rows += row
+            tokens.append(token)
+        return Draft(tuple(tokens[-work.m :]), rows or None)
+
+    def _sample(self, scores: list[float], sampling: Sampling) -> tuple[int, bytes]:
+        octets = struct.pack(f"<{len(scores)}f", *target_distribution(scores, sampling))
+        row = struct.unpack(f"<{len(scores)}f", octets)  # as published, after rounding
+        return draw_from(row, secrets.randbits(53) / (1 << 53)), octets
+
+    def forget(self, session: bytes) -> None:
+        """Nothing is kept."""
+
+    async def aclose(self) -> None:
+        """Nothing to stop."""

@@ -1,0 +1,48 @@
+"""Values with units, as configuration files and command lines write them."""
+
+from __future__ import annotations
+
+import re
+
+_DURATIONS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_NUMBER = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%/]*)\s*$")
+
+
+def _scaled(value: object, units: dict[str, float], example: str) -> float:
+    if not isinstance(value, str):
+        raise ValueError(f'needs a unit, for example "{example}"')
+    match = _NUMBER.match(value)
+    if match is None or match[2] not in units:
+        known = ", ".join(units)
+        raise ValueError(f'"{value}" is not a number with a unit ({known}), as in "{example}"')
+    return float(match[1]) * units[match[2]]
+
+
+def duration_s(value: object) -> float:
+    """A duration in seconds from text such as "500ms"; raises ValueError."""
+    return _scaled(value, _DURATIONS, "3s")
+
+
+def duration_or_never_s(value: object) -> float | None:
+    """A duration in seconds, or None for "never"; raises ValueError."""
+    return None if value == "never" else duration_s(value)
+
+
+def size_octets(value: object) -> int:
+    """A size in octets from text such as "8GiB"; raises ValueError."""
+    return int(_scaled(value, dict(_SIZES), "8GiB"))
+
+
+def rate_per_s(value: object) -> float:
+    """A rate a second from text such as "200/s"; raises ValueError."""
+    return _scaled(value, {"/s": 1.0, "/min": 1 / 60}, "200/s")
+
+
+def percent(value: object) -> int:
+    """A percentage from text such as "70%"; raises ValueError."""
+    number = _scaled(value, {"%": 1.0}, "70%")
+    if not 0 <= number <= 100 or number != int(number):
+        raise ValueError("must be a whole percentage from 0% to 100%")
+    return int(number)

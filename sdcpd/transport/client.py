@@ -246,7 +246,9 @@ class _ClientConnection(HttpPump):
 
     def abandon(self) -> None:
         """Drop a connection that was not finished; nobody waits for its reason any more."""
-        if self._link is None and not self.gone.done():
+        # uvloop makes the protocol before it connects, so there may be a link without a socket.
+        unconnected = self._link is None or not self._link.had_socket
+        if unconnected and not self.gone.done():
             self.gone.set_result(None)
         self.abort()
 

@@ -121,6 +121,11 @@ class TlsLink(asyncio.BufferedProtocol):
         """Whether octets can be sent."""
         return self._state is _State.OPEN
 
+    @property
+    def had_socket(self) -> bool:
+        """Whether there ever was a connection, and so `link_gone` comes or came."""
+        return self._transport is not None
+
     def write(self, data: bytes) -> None:
         """Encrypt and send; dropped when the connection is no longer open."""
         if self._state is not _State.OPEN:

@@ -1,0 +1,74 @@
+"""From the configured tiers to the objects that are one (architecture, `[mlc] tiers`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tiers.api import Tier, TierError
+from tiers.host import HostTier
+from tiers.lmdb_log import LmdbLogStore
+from tiers.lmdb_tier import LmdbTier
+from tiers.stack import TierStack
+
+__all__ = ["TierError", "TierSpec", "build_objects", "open_logs"]
+
+SIZE_BYTES_MIN = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """One entry of `[mlc] tiers`: its budget in octets, and where it lies if it is on a disk."""
+
+    kind: Literal["host", "lmdb"]
+    size_bytes: int
+    path: Path | None = None
+
+
+def build_objects(
+    specs: Sequence[TierSpec], *, clock: Callable[[], float] = time.monotonic
+) -> Tier:
+    """Open the tiers, fastest first; raises TierError, and then none is left open."""
+    if not specs:
+        raise TierError('[mlc] tiers is empty: give at least {kind = "host", size = "1GiB"}')
+    paths = [spec.path for spec in specs if spec.path is not None]
+    if len(set(paths)) < len(paths):
+        raise TierError("two entries of [mlc] tiers have the same path: give each its own")
+    for spec in specs:
+        _check(spec)
+    tiers: list[HostTier | LmdbTier] = []
+    try:
+        for spec in specs:
+            tiers.append(_open(spec, clock))
+    except TierError:
+        for tier in tiers:
+            if isinstance(tier, LmdbTier):
+                tier.close()
+        raise
+    return tiers[0] if len(tiers) == 1 else TierStack(tiers)
+
+
+def open_logs(path: Path, map_bytes: int) -> LmdbLogStore:
+    """Open or create the durable commit logs in a directory of their own; raises TierError."""
+    return LmdbLogStore(path, map_bytes=map_bytes)
+
+
+def _check(spec: TierSpec) -> None:
+    if spec.kind not in ("host", "lmdb"):
+        raise TierError(f'[mlc] tiers: kind "{spec.kind}" is not known: use "host" or "lmdb"')
+    if spec.size_bytes < SIZE_BYTES_MIN:
+        raise TierError(
+            f"[mlc] tiers: size of the {spec.kind} tier is {spec.size_bytes} octets: give at"
+            f" least {SIZE_BYTES_MIN}"
+        )
+    if spec.kind == "lmdb" and spec.path is None:
+        raise TierError("[mlc] tiers: the lmdb tier has no path: give a directory on a local disk")
+
+
+def _open(spec: TierSpec, clock: Callable[[], float]) -> HostTier | LmdbTier:
+    if spec.path is None:
+        return HostTier(spec.size_bytes, clock=clock)
+    return LmdbTier(spec.path, spec.size_bytes, clock=clock)

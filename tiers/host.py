@@ -1,0 +1,80 @@
+"""The tier in this process's memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tiers.api import Entry, Key, TierStats
+from tiers.ledger import Ledger
+
+# What an object costs beside its octets (dictionaries, account, names), so that very many very
+# small ones count as what they are.
+OBJECT_BYTES = 512
+
+Evicted = Callable[[Key, Entry], None]
+
+
+class HostTier:
+    """Keeps objects in memory within a byte budget; all of it is lost when the process ends."""
+
+    def __init__(self, size_bytes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger = Ledger(size_bytes, clock=clock)
+        self._entries: dict[Key, Entry] = {}
+        self._on_evicted: Evicted | None = None
+        self._hits = self._misses = self._evicted = 0
+
+    def on_evicted(self, callback: Evicted) -> None:
+        """Have objects that were evicted, and are worth it, offered to the tier below."""
+        self._on_evicted = callback
+
+    async def get(self, key: Key) -> Entry | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            self._misses += 1
+            return None
+        self._hits += 1
+        self._ledger.touch(key)
+        return entry
+
+    async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
+        admission = self._ledger.add(key, len(entry.data) + OBJECT_BYTES, lease_s=lease_s)
+        self._entries[key] = entry
+        for victim in admission.victims:
+            self._evicted += 1
+            gone = self._entries.pop(victim.key)
+            if victim.keep and self._on_evicted is not None:
+                self._on_evicted(victim.key, gone)
+
+    async def delete(self, key: Key) -> None:
+        if self._ledger.remove(key):
+            del self._entries[key]
+
+    async def renew(self, key: Key, lease_s: float) -> bool:
+        return self._ledger.renew(key, lease_s)
+
+    async def holds(self, key: Key) -> bool:
+        return key in self._entries
+
+    def stats(self) -> TierStats:
+        return TierStats(
+            kind="host",
+            size_bytes=self._ledger.size_bytes,
+            used_bytes=self._ledger.used_bytes,
+            leased_bytes=self._ledger.leased_bytes,
+            objects=len(self._entries),
+            hits=self._hits,
+            misses=self._misses,
+            evicted=self._evicted,
+        )
+
+    async def aclose(self) -> None:
+        for key in list(self._entries):
+            await self.delete(key)
+
+    def check(self) -> None:
+        """Assert that books and objects agree."""
+        self._ledger.check()
+        used_bytes = sum(len(entry.data) + OBJECT_BYTES for entry in self._entries.values())
+        assert self._ledger.used_bytes == used_bytes
+        assert all(key in self._ledger for key in self._entries)

@@ -1,0 +1,189 @@
+"""Who holds how many bytes of a tier, for how long, and who has to go next.
+
+Shared by the tiers of this host. Time is read from the clock given. Invariants, told by `check`:
+used = sum over all accounts; leased = sum over those with a deadline; idle are exactly the others.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from tiers.api import Key, TierFull
+
+_HEAP_SLACK = 64  # stale deadlines kept before the heap is rebuilt; renewals leave one each
+
+
+@dataclass(slots=True)
+class _Account:
+    size_bytes: int
+    generation: int
+    deadline: float | None = None
+    reads: int = 0
+    outlived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """An object that has to go; `keep` tells whether the next tier should have it.
+
+    What was put with a lease was wanted for that long (rows live one round), so after it only a
+    second use earns a place below. What was put without one is worth keeping at once.
+    """
+
+    key: Key
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Room was made: the victims are off the books, `generation` names this version of the key."""
+
+    generation: int
+    victims: tuple[Victim, ...]
+
+
+class Ledger:
+    """Byte budget, leases and eviction order; holds no data and does no I/O."""
+
+    def __init__(self, size_bytes: int, *, clock: Callable[[], float]) -> None:
+        self.size_bytes = size_bytes
+        self.used_bytes = 0
+        self._leased_bytes = 0
+        self._clock = clock
+        self._accounts: dict[Key, _Account] = {}
+        self._idle: OrderedDict[Key, None] = OrderedDict()  # next victim first
+        self._deadlines: list[tuple[float, int, Key]] = []
+        self._generation = 0
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._accounts
+
+    @property
+    def leased_bytes(self) -> int:
+        """What can't be evicted now."""
+        self._lapse()
+        return self._leased_bytes
+
+    def generation(self, key: Key) -> int | None:
+        """The number of the version that is on the books, None if there is none."""
+        account = self._accounts.get(key)
+        return None if account is None else account.generation
+
+    def add(
+        self, key: Key, size_bytes: int, *, lease_s: float, generation: int | None = None
+    ) -> Admission:
+        """Enter an object, evicting what is not leased; raises TierFull and changes nothing.
+
+        `generation` is given for what an earlier run left.
+        """
+        self._lapse()
+        old = self._accounts.get(key)
+        held_bytes = self._leased_bytes - (
+            old.size_bytes if old and old.deadline is not None else 0
+        )
+        if size_bytes > self.size_bytes - held_bytes:
+            raise TierFull(f"{size_bytes} octets asked, {self.size_bytes - held_bytes} not leased")
+        if old is not None:
+            self.remove(key)
+        victims = self.shed(size_bytes - (self.size_bytes - self.used_bytes))
+        self._generation = max(self._generation + 1, generation or 0)
+        number = generation or self._generation
+        self._accounts[key] = _Account(size_bytes, number)
+        self._idle[key] = None
+        self.used_bytes += size_bytes
+        if lease_s > 0:
+            self.renew(key, lease_s)
+        return Admission(number, victims)
+
+    def shed(self, size_bytes: int) -> tuple[Victim, ...]:
+        """Take objects without a lease off the books until that many bytes are free, or all are."""
+        self._lapse()
+        victims = []
+        while size_bytes > 0 and self._idle:
+            key = next(iter(self._idle))
+            account = self._accounts[key]
+            victims.append(Victim(key, not account.outlived or account.reads > 1))
+            size_bytes -= account.size_bytes
+            self.remove(key)
+        return tuple(victims)
+
+    def touch(self, key: Key) -> None:
+        """Count a use: the object goes last of those without a lease."""
+        account = self._accounts.get(key)
+        if account is not None:
+            account.reads += 1
+            if key in self._idle:
+                self._idle.move_to_end(key)
+
+    def renew(self, key: Key, lease_s: float) -> bool:
+        """Let the lease end `lease_s` seconds from now, 0 to release; False for no such object."""
+        assert lease_s >= 0, "a lease lasts no negative time"
+        self._lapse()
+        account = self._accounts.get(key)
+        if account is None:
+            return False
+        if lease_s == 0:
+            if account.deadline is not None:
+                self._release(key, account)
+            return True
+        if account.deadline is None:
+            del self._idle[key]
+            self._leased_bytes += account.size_bytes
+        account.deadline = self._clock() + lease_s
+        self._schedule(key, account.deadline)
+        return True
+
+    def remove(self, key: Key) -> bool:
+        """Take an object off the books; False if it was not on them."""
+        account = self._accounts.pop(key, None)
+        if account is None:
+            return False
+        self.used_bytes -= account.size_bytes
+        if account.deadline is None:
+            del self._idle[key]
+        else:
+            self._leased_bytes -= account.size_bytes
+        return True
+
+    def check(self) -> None:
+        """Assert the invariants of this module."""
+        self._lapse()
+        leased = {key for key, account in self._accounts.items() if account.deadline is not None}
+        sizes = {key: account.size_bytes for key, account in self._accounts.items()}
+        assert self.used_bytes == sum(sizes.values()) <= self.size_bytes
+        assert self._leased_bytes == sum(sizes[key] for key in leased)
+        assert set(self._idle) == set(sizes) - leased
+        assert {key for _, _, key in self._deadlines} >= leased
+
+    def _release(self, key: Key, account: _Account) -> None:
+        account.deadline = None
+        account.outlived = True
+        self._leased_bytes -= account.size_bytes
+        self._idle[key] = None
+        # Its writer asked for that long and no longer, so it goes before what is merely old.
+        self._idle.move_to_end(key, last=False)
+
+    def _lapse(self) -> None:
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, _, key = heappop(self._deadlines)
+            account = self._accounts.get(key)
+            if account is not None and account.deadline == deadline:
+                self._release(key, account)
+
+    def _schedule(self, key: Key, deadline: float) -> None:
+        self._generation += 1  # also orders equal deadlines, so that keys are never compared
+        heappush(self._deadlines, (deadline, self._generation, key))
+        if len(self._deadlines) > 2 * len(self._accounts) + _HEAP_SLACK:
+            self._deadlines = [
+                entry
+                for entry in self._deadlines
+                if (account := self._accounts.get(entry[2])) and account.deadline == entry[0]
+            ]
+            heapify(self._deadlines)

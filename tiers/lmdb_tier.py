@@ -1,0 +1,188 @@
+"""The tier on a local disk: LMDB without flushing, so a cache that a restart keeps.
+
+Within one boot nothing is lost, by a killed process either; after a power loss all is thrown away,
+since LMDB without flushing may then be damaged. One big sparse map, never grown in flight; one
+thread writes; what is read is copied out inside its transaction and checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from tiers.api import Entry, Key, TierFull, TierStats
+from tiers.folder import Folder, boot_id
+from tiers.ledger import Ledger, Victim
+from tiers.lmdb_objects import Objects, Remove, Store, Tick, Torn
+from tiers.writer import GroupWriter
+
+READERS = 4
+PAGE_BYTES = 4096
+OBJECT_BYTES = 512  # header row, account, and its share of inner pages
+# Pages of evicted objects are free only two transactions later, and values need adjacent pages.
+MAP_FACTOR = 2
+MAP_BYTES_MIN = 1 << 20
+
+
+@dataclass(slots=True)
+class _Counts:
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+    corrupt: int = 0
+    failures: int = 0
+
+
+def cost_bytes(size_bytes: int) -> int:
+    """Return what an object of that size takes in the file, in whole pages."""
+    return -(-(size_bytes + 16) // PAGE_BYTES) * PAGE_BYTES + OBJECT_BYTES
+
+
+class LmdbTier:
+    """Keeps objects in an LMDB environment of its own; leases end with the process."""
+
+    def __init__(
+        self,
+        path: Path,
+        size_bytes: int,
+        *,
+        map_bytes: int | None = None,
+        boot: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open or create; raises TierError. `map_bytes` is the size of the map (sparse)."""
+        self._boot = boot_id() if boot is None else boot
+        self._ledger = Ledger(size_bytes, clock=clock)
+        self._counts = _Counts()
+        self._folder = Folder(path, setting="[mlc] tiers")
+        try:
+            self._objects = Objects(
+                self._folder,
+                map_bytes=map_bytes or max(MAP_FACTOR * size_bytes, MAP_BYTES_MIN),
+                boot=self._boot,
+            )
+            self._load()
+        except BaseException:
+            self._folder.release()
+            raise
+        self._writer = GroupWriter[Store | Remove | Tick, None](
+            "mlc-objects", self._objects.perform
+        )
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="mlc-read")
+
+    async def get(self, key: Key) -> Entry | None:
+        generation = self._ledger.generation(key)
+        found: Entry | None = None
+        if generation is not None:
+            loop = asyncio.get_running_loop()
+            try:
+                found = await loop.run_in_executor(self._readers, self._objects.read, key)
+            except Torn:
+                self._counts.corrupt += 1
+                await self._forget(key, generation)
+            except lmdb.Error:
+                self._counts.failures += 1
+        if found is None:
+            self._counts.misses += 1
+            return None
+        self._counts.hits += 1
+        self._ledger.touch(key)
+        return found
+
+    async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
+        if self._writer.busy:
+            raise TierFull("too many objects wait to be written")
+        size_bytes = cost_bytes(len(entry.data))
+        admission = self._ledger.add(key, size_bytes, lease_s=lease_s)
+        store = Store(key, entry, admission.generation)
+        if await self._write(store, admission.victims):
+            return
+        # The map is full although the budget is not: free pages don't lie together, or aren't
+        # free yet. Evict once more, let two transactions pass, and try one last time.
+        await self._write(Tick(), self._ledger.shed(2 * size_bytes))
+        await self._write(Tick())
+        if self._ledger.generation(key) == admission.generation and not await self._write(store):
+            await self._forget(key, admission.generation)
+            raise TierFull("the object could not be written to the disk")
+
+    async def delete(self, key: Key) -> None:
+        if self._ledger.remove(key):
+            await self._write(Remove(key))
+
+    async def renew(self, key: Key, lease_s: float) -> bool:
+        return self._ledger.renew(key, lease_s)
+
+    async def holds(self, key: Key) -> bool:
+        return key in self._ledger
+
+    def stats(self) -> TierStats:
+        return TierStats(
+            kind="lmdb",
+            size_bytes=self._ledger.size_bytes,
+            used_bytes=self._ledger.used_bytes,
+            leased_bytes=self._ledger.leased_bytes,
+            objects=len(self._ledger),
+            hits=self._counts.hits,
+            misses=self._counts.misses,
+            evicted=self._counts.evicted,
+            corrupt=self._counts.corrupt,
+            failures=self._counts.failures,
+        )
+
+    async def aclose(self) -> None:
+        self._writer.stop()
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """Write what is waiting, flush, and give the directory up; blocks. Raises OSError."""
+        self._writer.stop()
+        self._writer.join()
+        self._readers.shutdown()
+        try:
+            self._objects.close()
+            self._folder.mark(self._boot, clean=True)
+        finally:
+            self._folder.release()
+
+    def check(self) -> None:
+        """Assert that books and file agree; only while nothing is being written."""
+        self._ledger.check()
+        listing = self._objects.listing()
+        assert len(self._ledger) == len(listing)
+        for key, size_bytes, generation in listing:
+            assert self._ledger.generation(key) == generation
+            entry = self._objects.read(key)
+            assert entry is not None and len(entry.data) == size_bytes
+
+    def _load(self) -> None:
+        """Enter what an earlier run left, oldest first, within today's budget."""
+        for key, size_bytes, generation in self._objects.listing():
+            try:
+                admission = self._ledger.add(
+                    key, cost_bytes(size_bytes), lease_s=0, generation=generation
+                )
+                gone = [victim.key for victim in admission.victims]
+            except TierFull:
+                gone = [key]
+            if gone:
+                self._objects.perform([Remove(key) for key in gone])
+
+    async def _write(self, op: Store | Remove | Tick, victims: Sequence[Victim] = ()) -> bool:
+        """Delete the victims, then do `op`; tells whether that succeeded."""
+        self._counts.evicted += len(victims)
+        outcomes = await self._writer.submit([*(Remove(victim.key) for victim in victims), op])
+        self._counts.failures += sum(
+            error is not None and not isinstance(error, lmdb.MapFullError) for error in outcomes
+        )
+        return outcomes[-1] is None
+
+    async def _forget(self, key: Key, generation: int) -> None:
+        """Delete that version of the object; a newer one stays."""
+        if self._ledger.generation(key) == generation:
+            await self.delete(key)

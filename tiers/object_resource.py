@@ -1,0 +1,118 @@
+"""Objects over HTTP: `objects/{scope}/{name}` (D-M1 to D-M4, D-M10)."""
+
+from __future__ import annotations
+
+from sdcpd.protocol.problems import (
+    InsufficientStorage,
+    Malformed,
+    NotFound,
+    PreconditionFailed,
+    TooLarge,
+    UnsupportedMediaType,
+)
+from sdcpd.transport.http import Request, Response
+from tiers.api import Entry, Key, Tier, TierFull, entry_of
+from tiers.http_fields import OCTET_STREAM, field, lease_s, media_type, tags
+from tiers.representation import representation
+from tiers.stack import KeyLocks
+
+METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS")
+RETRY_AFTER_S = 1.0  # leases of rows end with their round
+
+
+class ObjectResource:
+    """Serves one tier; the only one through which others write to it, so write-once holds."""
+
+    def __init__(self, objects: Tier, *, base_path: str, bytes_max: int) -> None:
+        """`bytes_max` bounds one object's octets."""
+        self._objects = objects
+        self._base_path = base_path
+        self._bytes_max = bytes_max
+        self._locks = KeyLocks()
+
+    async def handle(self, key: Key, request: Request) -> Response:
+        """Answer a request that is authorized and of a known method; raises Problem."""
+        match request.method:
+            case "GET" | "HEAD":
+                return await self._get(key, request)
+            case "PUT":
+                return await self._put(key, request)
+            case "POST":
+                return await self._lease(key, request)
+            case _:
+                return await self._delete(key, request)
+
+    async def _get(self, key: Key, request: Request) -> Response:
+        entry = await self._objects.get(key)
+        if entry is None:
+            raise NotFound("no such object, or it has gone")
+        return representation(request, entry.data, etag=entry.etag, media_type=entry.media_type)
+
+    async def _put(self, key: Key, request: Request) -> Response:
+        lease = self._checked(request)
+        entry = entry_of(request.body, media_type=media_type(request) or OCTET_STREAM)
+        async with self._locks.of(key):
+            present = await self._objects.get(key)
+            _check_conditions(request, present)
+            if present is None:
+                await self._store(key, entry, lease or 0.0)
+            elif present.data != entry.data:
+                raise PreconditionFailed(
+                    "the object exists and is written only once", headers={"etag": present.etag}
+                )
+            elif lease is not None and not await self._objects.renew(key, lease):
+                await self._store(key, present, lease)  # it has gone since it was read
+        if present is not None:
+            return Response(204, (("etag", present.etag),))
+        location = f"{self._base_path}/objects/{key.scope}/{key.name}"
+        return Response(201, (("etag", entry.etag), ("location", location)))
+
+    async def _store(self, key: Key, entry: Entry, lease: float) -> None:
+        try:
+            await self._objects.put(key, entry, lease_s=lease)
+        except TierFull as error:
+            raise InsufficientStorage(
+                "the cache has no room that is not leased", retry_after_s=RETRY_AFTER_S
+            ) from error
+
+    def _checked(self, request: Request) -> float | None:
+        """Check all that does not depend on what is stored; returns the lease."""
+        coding = (field(request, "content-encoding") or "identity").lower()
+        if coding != "identity":
+            raise UnsupportedMediaType(
+                "objects are stored without content coding",
+                headers={"accept-encoding": "identity"},
+            )
+        if len(request.body) > self._bytes_max:
+            raise TooLarge(f"an object has at most {self._bytes_max} octets")
+        if field(request, "content-range") is not None:
+            raise Malformed("an object is written as a whole, without content-range")
+        return lease_s(request)
+
+    async def _lease(self, key: Key, request: Request) -> Response:
+        lease = lease_s(request)
+        if lease is None or request.body:
+            raise Malformed("a lease is an empty POST with SDCP-Lease: milliseconds")
+        if not await self._objects.renew(key, lease):
+            raise NotFound("no such object, or it has gone")
+        return Response(204)
+
+    async def _delete(self, key: Key, request: Request) -> Response:
+        async with self._locks.of(key):
+            if tags(request, "if-match") is not None:
+                _check_conditions(request, await self._objects.get(key))
+            await self._objects.delete(key)
+        return Response(204)
+
+
+def _check_conditions(request: Request, present: Entry | None) -> None:
+    etag = None if present is None else present.etag
+    if_match = tags(request, "if-match")
+    if_none_match = tags(request, "if-none-match")
+    if (if_match is not None and not if_match.match_strongly(etag)) or (
+        if_none_match is not None and if_none_match.match_weakly(etag)
+    ):
+        raise PreconditionFailed(
+            "the object exists" if etag else "no such object",
+            headers={"etag": etag} if etag else {},
+        )

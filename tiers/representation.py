@@ -1,0 +1,36 @@
+"""Answers to GET and HEAD that objects and logs have in common."""
+
+from __future__ import annotations
+
+from sdcpd.protocol.problems import PreconditionFailed
+from sdcpd.transport.http import Headers, Request, Response
+from tiers.http_fields import tags, wanted_range
+
+
+def representation(
+    request: Request, data: bytes, *, etag: str, media_type: str, extra: Headers = ()
+) -> Response:
+    """Answer 200, 206 or 304; raises PreconditionFailed, RangeNotSatisfiable or Malformed."""
+    common: Headers = (("etag", etag), ("accept-ranges", "bytes"), *extra)
+    early = conditional(request, etag, common)
+    if early is not None:
+        return early
+    common = (("content-type", media_type), *common)
+    if request.method == "HEAD":
+        return Response(200, (*common, ("content-length", str(len(data)))))
+    wanted = wanted_range(request, etag=etag, size_bytes=len(data))
+    if wanted is None:
+        return Response(200, common, data)
+    span = f"bytes {wanted.start}-{wanted.stop - 1}/{len(data)}"
+    return Response(206, (*common, ("content-range", span)), data[wanted.start : wanted.stop])
+
+
+def conditional(request: Request, etag: str, common: Headers) -> Response | None:
+    """Answer 304 if the client has it already; raises PreconditionFailed (RFC 9110 13.2.2)."""
+    if_match = tags(request, "if-match")
+    if if_match is not None and not if_match.match_strongly(etag):
+        raise PreconditionFailed("the entity tag is another", headers={"etag": etag})
+    if_none_match = tags(request, "if-none-match")
+    if if_none_match is not None and if_none_match.match_weakly(etag):
+        return Response(304, common)
+    return None

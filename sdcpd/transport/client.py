@@ -5,45 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from sdcpd.transport.exchange import ClientExchange, NotProcessed, Outcome
-from sdcpd.transport.h2_codec import H2Codec, H2Limits
+from sdcpd.transport.client_connection import CheckPeer, ClientConnection, Origin, mark_retrieved
+from sdcpd.transport.exchange import NotProcessed
+from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import (
     ConnectFailed,
-    ConnectionLost,
     Headers,
-    Peer,
-    PeerRefused,
     RequestTimeout,
     Response,
-    StreamEvent,
-    TransportError,
     find_header,
 )
-from sdcpd.transport.pump import HttpPump
-from sdcpd.transport.refusals import client_refusal
 from sdcpd.transport.send_queue import PaceLimits
-from sdcpd.transport.tcp import Scratch, TlsLink
-from sdcpd.transport.tls import TlsIdentity, peer_of
+from sdcpd.transport.tcp import Scratch
+from sdcpd.transport.tls import TlsIdentity
 
-CheckPeer = Callable[[Peer, str], None]
 # A server that is draining gives requests back; a fresh connection then takes them.
 ATTEMPTS_MAX = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    host: str
-    port: int
-
-    @property
-    def text(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
 
 
 class HttpClient:
@@ -73,8 +52,8 @@ class HttpClient:
         self._pace = pace
         self._logger = logger or logging.getLogger(__name__)
         self._scratch = Scratch()
-        self._connecting: dict[_Origin, asyncio.Task[_ClientConnection]] = {}
-        self._connections: set[_ClientConnection] = set()
+        self._connecting: dict[Origin, asyncio.Task[ClientConnection]] = {}
+        self._connections: set[ClientConnection] = set()
         self._closed = False
 
     async def request(
@@ -123,7 +102,7 @@ class HttpClient:
         if gone:
             await asyncio.wait(gone)
 
-    async def _connection(self, origin: _Origin) -> _ClientConnection:
+    async def _connection(self, origin: Origin) -> ClientConnection:
         if self._closed:
             raise ConnectFailed("this client is closed")
         task = self._connecting.get(origin)
@@ -131,13 +110,13 @@ class HttpClient:
             task = None
         if task is None:
             task = asyncio.get_running_loop().create_task(self._connect(origin))
-            task.add_done_callback(_retrieve)
+            task.add_done_callback(mark_retrieved)
             self._connecting[origin] = task
         # Shielded: others wait for the same connection.
         return await asyncio.shield(task)
 
-    async def _connect(self, origin: _Origin) -> _ClientConnection:
-        connection = _ClientConnection(
+    async def _connect(self, origin: Origin) -> ClientConnection:
+        connection = ClientConnection(
             origin,
             identity=self._identity,
             check_peer=self._check_peer,
@@ -162,7 +141,7 @@ class HttpClient:
             raise
         return connection
 
-    async def _open_socket(self, origin: _Origin, connection: _ClientConnection) -> None:
+    async def _open_socket(self, origin: Origin, connection: ClientConnection) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.create_connection(
@@ -182,200 +161,17 @@ class HttpClient:
             raise ConnectFailed(f"no connection to {origin.text}: {error}") from error
 
 
-class _ClientConnection(HttpPump):
-    """One connection to a server."""
-
-    def __init__(
-        self,
-        origin: _Origin,
-        *,
-        identity: TlsIdentity,
-        check_peer: CheckPeer | None,
-        response_bytes_max: int,
-        limits: H2Limits | None,
-        pace: PaceLimits | None,
-    ) -> None:
-        super().__init__()
-        self._origin = origin
-        self._identity = identity
-        self._check_peer = check_peer
-        self._response_bytes_max = response_bytes_max
-        self._limits = limits
-        self._pace = pace
-        self._exchange: ClientExchange | None = None
-        self._calls: dict[int, asyncio.Future[Response]] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._refusal: Exception | None = None
-        self.ready: asyncio.Future[None] = self._loop.create_future()
-        self.ready.add_done_callback(_retrieve)
-        self.gone: asyncio.Future[None] = self._loop.create_future()
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether new requests may be sent here."""
-        return self.is_open and self._exchange is not None and not self._exchange.going
-
-    async def call(self, fields: Headers, body: bytes) -> Response:
-        """Send one request and wait for its response; cancelling it resets the stream."""
-        exchange = self._exchange
-        assert exchange is not None  # The pool hands out connections that are ready.
-        while (stream_id := self._start(exchange, fields, body)) is None:
-            await self._wait_for_stream()
-        answer: asyncio.Future[Response] = self._loop.create_future()
-        self._calls[stream_id] = answer
-        self.flush_soon()
-        try:
-            return await answer
-        finally:
-            if self._calls.pop(stream_id, None) is not None and self.is_open:
-                exchange.cancel(stream_id)
-                self._wake_waiting()
-                self.flush_soon()
-
-    def make_link(self, scratch: Scratch, handshake_timeout_s: float) -> TlsLink:
-        """The protocol of a socket that was just connected."""
-        self._link = TlsLink(
-            self,
-            context=self._identity.client_context(),
-            quiet_context=self._identity.quiet_context(),
-            scratch=scratch,
-            server_hostname=self._origin.host,
-            handshake_timeout_s=handshake_timeout_s,
-        )
-        return self._link
-
-    def abandon(self) -> None:
-        """Drop a connection that was not finished; nobody waits for its reason any more."""
-        # uvloop makes the protocol before it connects, so there may be a link without a socket.
-        unconnected = self._link is None or not self._link.had_socket
-        if unconnected and not self.gone.done():
-            self.gone.set_result(None)
-        self.abort()
-
-    def link_open(self, link: TlsLink) -> None:
-        """TLS verified the server: check who it is, then start HTTP."""
-        peer = peer_of(link.ssl_object, address=link.address)
-        if self._check_peer is not None:
-            try:
-                self._check_peer(peer, self._origin.text)
-            except Exception as error:
-                self._refusal = error
-                link.close(error)
-                return
-        codec = H2Codec(client=True, now=self._loop.time(), limits=self._limits)
-        self._exchange = ClientExchange(
-            codec,
-            server=self._origin.text,
-            response_bytes_max=self._response_bytes_max,
-            pace=self._pace,
-        )
-        self.attach(link, codec)
-
-    def link_lost(self, error: Exception | None) -> None:
-        """The server left or refused us: everyone who waits is told."""
-        self._stop_tick()
-        if not self.ready.done():
-            self.ready.set_exception(self._refusal or self._why_not_ready(error))
-        detail = f" ({error})" if error else ""
-        server = self._origin.text
-        lost = ConnectionLost(
-            f"{server} closed the connection{detail}; the request may have been processed"
-        )
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(lost)
-        self._calls.clear()
-        self._wake_waiting(everyone=True)
-
-    def link_gone(self, link: TlsLink) -> None:
-        """The socket is closed."""
-        if not self.gone.done():
-            self.gone.set_result(None)
-
-    def on_events(self, events: list[StreamEvent], *, now: float) -> None:
-        """Pass responses to those who wait for them."""
-        assert self._exchange is not None  # Octets come after link_open.
-        self._settle(self._exchange.handle(events))
-        if self._exchange.ready and not self.ready.done():
-            self.ready.set_result(None)
-
-    def on_tick(self, now: float) -> None:
-        """Give up on bodies that are taken too slowly."""
-        assert self._exchange is not None  # Ticks come after link_open.
-        self._settle(self._exchange.on_tick(now))
-
-    def pump_bodies(self) -> bool:
-        """Send one turn's worth of request bodies."""
-        return self._exchange is not None and self._exchange.pump()
-
-    def is_drained(self) -> bool:
-        """Whether the server said goodbye and nothing is in flight."""
-        return self._exchange is not None and self._exchange.drained
-
-    async def _wait_for_stream(self) -> None:
-        turn: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                self._wake_waiting()  # Our turn had come: pass it on.
-            raise
-
-    def _start(self, exchange: ClientExchange, fields: Headers, body: bytes) -> int | None:
-        if not self.is_usable:
-            raise NotProcessed(f"{self._origin.text} closed the connection before the request")
-        return exchange.start(fields, body, now=self._loop.time())
-
-    def _settle(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            answer = self._calls.pop(outcome.stream_id, None)
-            if answer is None or answer.done():
-                continue
-            if isinstance(outcome.result, TransportError):
-                answer.set_exception(outcome.result)
-            else:
-                answer.set_result(outcome.result)
-        going = self._exchange is not None and self._exchange.going
-        if outcomes or going:
-            self._wake_waiting(everyone=going)
-
-    def _wake_waiting(self, *, everyone: bool = False) -> None:
-        """Let those try again who wait for a stream."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                if not everyone:
-                    return
-
-    def _why_not_ready(self, error: Exception | None) -> PeerRefused:
-        return client_refusal(
-            error,
-            server=self._origin.text,
-            host=self._origin.host,
-            presented=None if self._link is None else self._link.presented_leaf,
-            identity=self._identity,
-        )
-
-
-def _is_usable(task: asyncio.Task[_ClientConnection]) -> bool:
+def _is_usable(task: asyncio.Task[ClientConnection]) -> bool:
     return not task.cancelled() and task.exception() is None and task.result().is_usable
 
 
-def _retrieve(future: asyncio.Future[_ClientConnection] | asyncio.Future[None]) -> None:
-    """Mark an exception as seen: whoever still waited has got it, and nobody else will ask."""
-    if future.done() and not future.cancelled():
-        future.exception()
-
-
-def _split_uri(uri: str) -> tuple[_Origin, str, str]:
+def _split_uri(uri: str) -> tuple[Origin, str, str]:
     """Origin, authority and request target of an absolute https URI; raises ValueError."""
     parts = urlsplit(uri)
     if parts.scheme.lower() != "https" or not parts.hostname or "@" in parts.netloc:
         raise ValueError(f'"{uri}" is not an https URI with a host')
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return _Origin(parts.hostname, parts.port or 443), parts.netloc, target
+    return Origin(parts.hostname, parts.port or 443), parts.netloc, target
 
 
 def _request_fields(

@@ -14,30 +14,25 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from h2.stream import H2Stream
 
+from sdcpd.transport.h2_fields import encoded_field, go_away_of, request_headers, response_headers
 from sdcpd.transport.h2_hardening import DrainingH2, LeakyBucket, StrictFrameBuffer
 from sdcpd.transport.http import (
     Address,
     Data,
     End,
-    GoAway,
     Headers,
     HttpProtocolError,
     Outgoing,
     PeerReady,
     PingAcked,
-    RequestHeaders,
     Reset,
     ResetCode,
-    ResponseHeaders,
     StreamEvent,
     StreamGone,
 )
 
 KEEPALIVE_PING = b"sdcpalve"
 LAST_STREAM_ID_MAX = 2**31 - 1
-_FORBIDDEN_FIELDS = frozenset(
-    ("connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +110,7 @@ class H2Codec:
 
     def send_headers(self, stream_id: int, headers: Headers, *, end: bool) -> None:
         """Queue a header section; raises StreamGone or ValueError (a field not allowed)."""
-        encoded = [_encoded_field(name, value) for name, value in headers]
+        encoded = [encoded_field(name, value) for name, value in headers]
         if not self._client or stream_id <= self._h2.highest_outbound_stream_id:
             self._live(stream_id)
         self._h2.send_headers(stream_id, encoded, end_stream=end)
@@ -218,9 +213,9 @@ class H2Codec:
         """Turn one h2 event into ours; what h2 answers by itself is only counted."""
         match event:
             case h2.events.RequestReceived():
-                found.append(_request_headers(event))
+                found.append(request_headers(event))
             case h2.events.ResponseReceived():
-                found.append(_response_headers(event))
+                found.append(response_headers(event))
             case h2.events.DataReceived():
                 if not event.data and event.stream_ended is None:
                     self._charge(self._idle_frames, 1, now=now)
@@ -235,7 +230,7 @@ class H2Codec:
                 found.append(Reset(event.stream_id or 0, code, event.remote_reset))
             case h2.events.ConnectionTerminated():
                 self._peer_going = True
-                found.append(_go_away(event))
+                found.append(go_away_of(event))
             case h2.events.RemoteSettingsChanged():
                 self._charge(self._idle_frames, 1, now=now)
                 if not self._peer_ready:
@@ -292,58 +287,3 @@ def _configured(*, client: bool, limits: H2Limits) -> DrainingH2:
         2 * limits.streams_max
     )
     return connection
-
-
-def _encoded_field(name: str, value: str) -> tuple[bytes, bytes]:
-    """One field for the wire; raises ValueError where it would break the peer's connection."""
-    key = name.lower()
-    if key in _FORBIDDEN_FIELDS or not key.isascii() or any(sign in key for sign in " \r\n\0"):
-        raise ValueError(f'header field "{name}" is not allowed in HTTP/2')
-    if any(sign in value for sign in "\r\n\0"):
-        raise ValueError(f'the value of header field "{name}" holds a line break or NUL')
-    try:
-        return key.encode("ascii"), value.strip().encode("latin-1")
-    except UnicodeEncodeError as error:
-        raise ValueError(f'the value of header field "{name}" is not Latin-1') from error
-
-
-def _split(
-    event: h2.events.RequestReceived | h2.events.ResponseReceived,
-) -> tuple[dict[str, str], Headers]:
-    pseudo: dict[str, str] = {}
-    plain: list[tuple[str, str]] = []
-    for raw_name, raw_value in event.headers or ():
-        name, value = bytes(raw_name).decode("latin-1"), bytes(raw_value).decode("latin-1")
-        if name.startswith(":"):
-            pseudo[name] = value
-        else:
-            plain.append((name, value))
-    return pseudo, tuple(plain)
-
-
-def _request_headers(event: h2.events.RequestReceived) -> RequestHeaders:
-    pseudo, headers = _split(event)
-    authority = pseudo.get(":authority") or next(
-        (value for name, value in headers if name == "host"), ""
-    )
-    return RequestHeaders(
-        event.stream_id or 0,
-        method=pseudo.get(":method", ""),
-        target=pseudo.get(":path", ""),
-        authority=authority,
-        headers=headers,
-    )
-
-
-def _response_headers(event: h2.events.ResponseReceived) -> ResponseHeaders:
-    pseudo, headers = _split(event)
-    status = pseudo.get(":status", "")
-    # A status that is no number is the peer's fault; 502 tells the caller so.
-    return ResponseHeaders(
-        event.stream_id or 0, int(status) if status.isdecimal() else 502, headers
-    )
-
-
-def _go_away(event: h2.events.ConnectionTerminated) -> GoAway:
-    detail = (event.additional_data or b"")[:200].decode("latin-1")
-    return GoAway(event.last_stream_id or 0, int(event.error_code or 0), detail)

@@ -7,22 +7,17 @@ import logging
 import socket
 from collections.abc import Callable
 
-from sdcpd.transport.exchange import Incoming, ServerExchange
-from sdcpd.transport.h2_codec import H2Codec, H2Limits
+from sdcpd.transport.exchange import Incoming
+from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import (
     Handler,
-    HttpProtocolError,
-    Peer,
-    Response,
-    StreamEvent,
-    StreamGone,
 )
 from sdcpd.transport.problem import problem
-from sdcpd.transport.pump import HttpPump
 from sdcpd.transport.refusals import server_refusal
 from sdcpd.transport.send_queue import PaceLimits
+from sdcpd.transport.server_connection import ServerConnection
 from sdcpd.transport.tcp import Scratch, TlsLink
-from sdcpd.transport.tls import TlsIdentity, peer_of
+from sdcpd.transport.tls import TlsIdentity
 
 BodyLimit = Callable[[str, str], int] | int
 LISTEN_BACKLOG = 256
@@ -64,7 +59,7 @@ class Server:
         self._scratch = Scratch()
         self._listener: asyncio.Server | None = None
         self._pending: dict[TlsLink, None] = {}
-        self._connections: dict[TlsLink, _ServerConnection] = {}
+        self._connections: dict[TlsLink, ServerConnection] = {}
         self._handlers: set[asyncio.Task[None]] = set()
         self._closing = False
         self._all_done = asyncio.Event()
@@ -106,7 +101,7 @@ class Server:
             oldest.abort()
         self._pending[link] = None
 
-    def let_in(self, link: TlsLink, connection: _ServerConnection) -> None:
+    def let_in(self, link: TlsLink, connection: ServerConnection) -> None:
         """Note a connection whose peer has been verified."""
         self._pending.pop(link, None)
         self._connections[link] = connection
@@ -132,14 +127,14 @@ class Server:
         self._connections.pop(link, None)
         self._check_done()
 
-    def spawn(self, connection: _ServerConnection, incoming: Incoming) -> None:
+    def spawn(self, connection: ServerConnection, incoming: Incoming) -> None:
         """Start a task for a request; it outlives its connection (D-H15)."""
         task = asyncio.get_running_loop().create_task(self._answer(connection, incoming))
         self._handlers.add(task)
         task.add_done_callback(self._handler_done)
 
     def _accept(self) -> TlsLink:
-        connection = _ServerConnection(self)
+        connection = ServerConnection(self)
         link = TlsLink(
             connection,
             context=self._identity.server_context(),
@@ -151,7 +146,7 @@ class Server:
         self.handshake_begins(link)
         return link
 
-    async def _answer(self, connection: _ServerConnection, incoming: Incoming) -> None:
+    async def _answer(self, connection: ServerConnection, incoming: Incoming) -> None:
         request = incoming.request
         try:
             response = await self._handler(request)
@@ -186,93 +181,6 @@ class Server:
                 await self._all_done.wait()
         except TimeoutError:
             self.logger.error("%d requests do not end when cancelled", len(self._handlers))
-
-
-class _ServerConnection(HttpPump):
-    """One accepted connection."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__()
-        self._server = server
-        self._exchange: ServerExchange | None = None
-        self._peer: Peer | None = None
-        self.link: TlsLink | None = None
-
-    def link_open(self, link: TlsLink) -> None:
-        """TLS verified the peer: start HTTP."""
-        server = self._server
-        self._peer = peer_of(link.ssl_object, address=link.address)
-        codec = H2Codec(client=False, now=self._loop.time(), limits=server.limits)
-        self._exchange = ServerExchange(
-            codec,
-            body_bytes_max=server.body_bytes_max,
-            peer=self._peer,
-            requests_max=server.limits.streams_max,
-            pace=server.pace,
-        )
-        server.let_in(link, self)
-        self.attach(link, codec)
-
-    def link_lost(self, error: Exception | None) -> None:
-        """The peer left or was refused."""
-        self._stop_tick()
-        assert self.link is not None  # Set before the link got its first octet.
-        if self._exchange is None:
-            self._server.not_let_in(self.link, error)
-        elif isinstance(error, HttpProtocolError):
-            self._server.refused("http_error", self._name(), str(error))
-        else:
-            self._server.logger.debug("%s disconnected: %s", self._name(), error or "closed")
-
-    def link_gone(self, link: TlsLink) -> None:
-        """The socket is closed."""
-        self._server.forget(link)
-
-    def start_drain(self) -> None:
-        """Begin the goodbye of RFC 9113 section 6.8."""
-        if self._exchange is not None and self.is_open:
-            self._exchange.start_drain(self._loop.time())
-            self.flush()
-
-    def respond(self, incoming: Incoming, response: Response) -> None:
-        """Send a response, unless its client went away."""
-        if self._exchange is None or not self.is_open:
-            return
-        now = self._loop.time()
-        try:
-            try:
-                self._exchange.respond(incoming.stream_id, response, now=now)
-            except ValueError:
-                self._server.logger.exception("response to %s", incoming.request.path)
-                substitute = problem(500, "internal error; the log of this instance tells more")
-                self._exchange.fail(incoming.stream_id, substitute, now=now)
-        except StreamGone:
-            self._server.logger.debug("%s no longer waits for %s", self._name(), incoming)
-        self.flush_soon()
-
-    def on_events(self, events: list[StreamEvent], *, now: float) -> None:
-        """Start a task for each request that became whole."""
-        assert self._exchange is not None  # Octets come after link_open.
-        for incoming in self._exchange.handle(events, now=now):
-            self._server.spawn(self, incoming)
-
-    def on_tick(self, now: float) -> None:
-        """Drop bodies that are too slow."""
-        assert self._exchange is not None  # Ticks come after link_open.
-        self._exchange.on_tick(now)
-
-    def pump_bodies(self) -> bool:
-        """Send one turn's worth of responses."""
-        return self._exchange is not None and self._exchange.pump()
-
-    def is_drained(self) -> bool:
-        """Whether the goodbye is complete."""
-        return self._exchange is not None and self._exchange.drained
-
-    def _name(self) -> str:
-        assert self.link is not None  # Set before the link got its first octet.
-        common_name = self._peer.common_name if self._peer else ""
-        return f"{self.link.address} ({common_name})" if common_name else self.link.address
 
 
 def _body_limit(limit: BodyLimit) -> Callable[[str, str], int]:

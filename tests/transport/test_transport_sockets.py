@@ -131,7 +131,9 @@ async def test_hundreds_of_requests_at_once_share_one_connection(kit: CertKit) -
     async with serving(kit, note) as (_, base), connected(kit) as client:
         calls = [client.request("GET", f"{base}/?{number}") for number in range(250)]
         answers = await asyncio.gather(*calls)
-        assert [answer.body for answer in answers] == [str(number).encode() for number in range(250)]
+        assert [answer.body for answer in answers] == [
+            str(number).encode() for number in range(250)
+        ]
         assert len(peers) == 1
 
 

@@ -1,0 +1,86 @@
+"""A client codec and a server codec wired together in memory, with a clock that tests move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sdcpd.transport.exchange import ClientExchange, Incoming, Outcome, ServerExchange
+from sdcpd.transport.h2_codec import H2Codec, H2Limits
+from sdcpd.transport.http import Headers, Peer, Response
+from sdcpd.transport.send_queue import PaceLimits
+
+PEER = Peer("test", ("spiffe://test.example/sdcp/drafter/d0",), (), "drafter/d0", "00")
+
+
+def request_fields(method: str = "POST", path: str = "/", *extra: tuple[str, str]) -> Headers:
+    """Header fields of a request as the client makes them."""
+    return (
+        (":method", method),
+        (":scheme", "https"),
+        (":authority", "server.example"),
+        (":path", path),
+        *extra,
+    )
+
+
+class HttpPair:
+    """One connection without sockets; `move` carries octets until nothing moves any more."""
+
+    def __init__(
+        self,
+        *,
+        client_limits: H2Limits | None = None,
+        server_limits: H2Limits | None = None,
+        body_bytes_max: Callable[[str, str], int] = lambda _method, _path: 1 << 30,
+        pace: PaceLimits | None = None,
+        requests_max: int = 100,
+    ) -> None:
+        self.now = 0.0
+        self.client_codec = H2Codec(client=True, now=0.0, limits=client_limits)
+        self.server_codec = H2Codec(client=False, now=0.0, limits=server_limits)
+        self.client = ClientExchange(
+            self.client_codec, server="server.example:443", response_bytes_max=1 << 30, pace=pace
+        )
+        self.server = ServerExchange(
+            self.server_codec,
+            body_bytes_max=body_bytes_max,
+            peer=PEER,
+            requests_max=requests_max,
+            pace=pace,
+        )
+        self.requests: list[Incoming] = []
+        self.outcomes: list[Outcome] = []
+
+    def move(self) -> None:
+        """Carry octets both ways until both sides are quiet."""
+        while self.to_server() | self.to_client():
+            pass
+
+    def to_server(self) -> bool:
+        """Carry one turn from client to server; returns whether anything moved."""
+        self.client.pump()
+        data = b"".join(one.data for one in self.client_codec.outgoing(self.now))
+        if data:
+            events = self.server_codec.receive(data, now=self.now)
+            self.requests += self.server.handle(events, now=self.now)
+        return bool(data)
+
+    def to_client(self) -> bool:
+        """Carry one turn from server to client; returns whether anything moved."""
+        self.server.pump()
+        data = b"".join(one.data for one in self.server_codec.outgoing(self.now))
+        if data:
+            self.outcomes += self.client.handle(self.client_codec.receive(data, now=self.now))
+        return bool(data)
+
+    def ask(self, body: bytes = b"", path: str = "/", *, method: str = "POST") -> int:
+        """Start a request; returns its stream."""
+        stream_id = self.client.start(request_fields(method, path), body, now=self.now)
+        assert stream_id is not None
+        return stream_id
+
+    def answer_all(self, response: Response) -> None:
+        """Answer every request that arrived."""
+        for incoming in self.requests:
+            self.server.respond(incoming.stream_id, response, now=self.now)
+        self.requests.clear()

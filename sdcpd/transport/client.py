@@ -102,6 +102,14 @@ class HttpClient:
         if gone:
             await asyncio.wait(gone)
 
+    def renew_connections(self) -> None:
+        """Let open connections finish what they carry and open new ones for the rest.
+
+        For use after a reload of the certificates.
+        """
+        for connection in list(self._connections):
+            connection.retire()
+
     async def _connection(self, origin: Origin) -> ClientConnection:
         if self._closed:
             raise ConnectFailed("this client is closed")

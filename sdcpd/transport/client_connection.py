@@ -103,6 +103,13 @@ class ClientConnection(HttpPump):
         )
         return self._link
 
+    def retire(self) -> None:
+        """Take no more requests, and close once those in flight are answered."""
+        if self._exchange is not None and self.is_open:
+            self._exchange.going = True
+            self._wake_waiting(everyone=True)
+            self.flush_soon()
+
     def abandon(self) -> None:
         """Drop a connection that was not finished; nobody waits for its reason any more."""
         # uvloop makes the protocol before it connects, so there may be a link without a socket.

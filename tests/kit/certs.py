@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 from certs import Leaf, create_authority, issue
 from sdcpd.transport.tls import TlsIdentity
@@ -35,6 +38,23 @@ class CertKit:
         return issue(
             self.folder, role=role, name=name, base_uri=base_uri, sans=sans, days=days, now=now
         )
+
+    def revoke(self, leaf: Leaf) -> Path:
+        """Write a revocation list that holds one certificate."""
+        now = datetime.now(UTC)
+        serial = x509.load_pem_x509_certificate(leaf.crt_path.read_bytes()).serial_number
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+        crl = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.authority.certificate.subject)
+            .last_update(now - timedelta(hours=1))
+            .next_update(now + timedelta(days=1))
+            .add_revoked_certificate(entry)
+            .sign(self.authority.key, hashes.SHA256())
+        )
+        path = self.folder / "revoked.crl"
+        path.write_bytes(crl.public_bytes(serialization.Encoding.PEM))
+        return path
 
     def identity(
         self,

@@ -116,6 +116,21 @@ async def test_d_h8_expired_certificate_is_refused_with_its_date(
     assert "drafter/old expired" in caplog.text
 
 
+async def test_revoked_certificate_is_refused_and_others_still_get_in(
+    kit: CertKit, caplog: pytest.LogCaptureFixture
+) -> None:
+    revoked, own = kit.leaf("drafter", "lost"), kit.leaf("verifier", "v0")
+    identity = TlsIdentity(ca=kit.ca, cert=own.crt_path, key=own.key_path, crl=kit.revoke(revoked))
+    server = Server(_nothing, identity=identity, host="127.0.0.1", port=0, body_bytes_max=0)
+    port = await server.start()
+    assert await talk(port, client_context(kit, revoked)) == "SSLV3_ALERT_CERTIFICATE_REVOKED"
+    assert "certificate of drafter/lost was revoked" in caplog.text
+    client = HttpClient(kit.identity("drafter", "d0"))
+    assert (await client.request("GET", f"https://127.0.0.1:{port}/")).status == 204
+    await client.aclose()
+    await server.aclose()
+
+
 async def test_d_h8_tls_1_2_is_refused(
     kit: CertKit, refusing: Refusing, caplog: pytest.LogCaptureFixture
 ) -> None:

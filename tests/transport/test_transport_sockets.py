@@ -223,6 +223,26 @@ async def test_drain_of_live_connections_makes_clients_reconnect_without_loss(ki
             assert {answer.status for answer in await gathered} == {200}
 
 
+async def test_renewed_client_connections_show_the_reloaded_certificate(
+    kit: CertKit, tmp_path: Path
+) -> None:
+    async def who(request: Request) -> Response:
+        assert request.peer is not None
+        return Response(200, (), request.peer.fingerprint.encode())
+
+    own = CertKit(tmp_path)
+    identity = own.identity("drafter", "d0")
+    async with serving(own, who) as (_, base):
+        client = HttpClient(identity)
+        before = (await client.request("GET", f"{base}/")).body
+        own.leaf("drafter", "d0")
+        identity.reload()
+        assert (await client.request("GET", f"{base}/")).body == before
+        client.renew_connections()
+        assert (await client.request("GET", f"{base}/")).body != before
+        await client.aclose()
+
+
 async def test_unfinished_handlers_are_cancelled_after_the_grace(
     kit: CertKit, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,7 +4,8 @@
 
 The stories file holds one JSON object a line with `prompt` and `text`.  All records of a prompt
 whose SHA-256 begins with a byte below `HELD_OUT_BYTE` are kept out of the training and serve to
-measure.  The target learns the texts; the drafter starts from the target's first and last layers
+measure; others choose the best state of the target.  The target learns the texts; the drafter starts
+from the target's first and last layers
 and learns the target's own distribution, over the stories and over texts that the target writes.
 Needs the extra `train` (transformers).  The log of losses is written beside the models.
 """
@@ -28,6 +29,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM
 
 HELD_OUT_BYTE = 14  # of 256: about one prompt in eighteen
+VALIDATION_BYTE = 22  # prompts from HELD_OUT_BYTE up to here choose the target's best state
 BEGIN, USER, ASSISTANT, END = "<|begin|>", "<|user|>", "<|assistant|>", "<|end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -51,12 +53,13 @@ class Shape:
     dropout: float
 
 
-TARGET = Shape(6, 192, 6, 3, 576, steps=2400, learning_rate=2.0e-3, dropout=0.0)
+TARGET = Shape(6, 192, 6, 3, 576, steps=1500, learning_rate=2.0e-3, dropout=0.1)
 DRAFTER = Shape(2, 192, 6, 3, 576, steps=1500, learning_rate=1.5e-3, dropout=0.0)
 VOCABULARY = 2048
 WINDOW = 256
 BATCH = 16
 WEIGHT_DECAY = 0.1
+WRITTEN = 1400  # documents whose beginnings the target goes on with, for the drafter to learn
 
 
 class Log:
@@ -73,9 +76,19 @@ class Log:
         self._stream.flush()
 
 
+def _lot(record: dict[str, Any]) -> int:
+    """A number from 0 to 255, by the hash of the prompt alone: no sibling leaks."""
+    return hashlib.sha256(record["prompt"].encode()).digest()[0]
+
+
 def held_out(record: dict[str, Any]) -> bool:
-    """Whether a record serves to measure; decided by its prompt, so no sibling leaks."""
-    return hashlib.sha256(record["prompt"].encode()).digest()[0] < HELD_OUT_BYTE
+    """Whether a record serves to measure and is kept from the training."""
+    return _lot(record) < HELD_OUT_BYTE
+
+
+def validates(record: dict[str, Any]) -> bool:
+    """Whether a record serves to choose the target's best state."""
+    return HELD_OUT_BYTE <= _lot(record) < VALIDATION_BYTE
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
@@ -139,11 +152,17 @@ def build(shape: Shape, tokenizer: Tokenizer) -> LlamaForCausalLM:
         rope_theta=10000.0,
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
-        attention_dropout=shape.dropout,
         bos_token_id=tokenizer.token_to_id(BEGIN),
         eos_token_id=tokenizer.token_to_id(END),
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    for layer in model.model.layers if shape.dropout else ():
+        # Llama has no dropout of its own; on what a layer adds it does most against rote.
+        for part in (layer.self_attn.o_proj, layer.mlp):
+            part.register_forward_hook(
+                lambda module, _, out: F.dropout(out, shape.dropout, module.training)
+            )
+    return model
 
 
 def optimiser(model: LlamaForCausalLM, shape: Shape) -> torch.optim.Optimizer:
@@ -190,13 +209,14 @@ def mean_loss(model: LlamaForCausalLM, docs: list[list[int]]) -> float:
 
 
 def train_target(
-    tokenizer: Tokenizer, train: list[list[int]], test: list[list[int]], seed: int, log: Log
+    tokenizer: Tokenizer, train: list[list[int]], check: list[list[int]], seed: int, log: Log
 ) -> LlamaForCausalLM:
-    """Next-token training on the stories."""
+    """Next-token training on the stories; the state that is best on `check` is kept."""
     model = build(TARGET, tokenizer)
     opt = optimiser(model, TARGET)
     log(f"target: {sum(p.numel() for p in model.parameters())} parameters")
     batches = windows(train, random.Random(seed))
+    best, kept = math.inf, model.state_dict()
     model.train()
     for step in range(TARGET.steps):
         batch = next(batches)
@@ -204,10 +224,14 @@ def train_target(
             logits = model(batch[:, :-1]).logits.flatten(0, 1)
         loss = F.cross_entropy(logits.float(), batch[:, 1:].flatten())
         descend(model, opt, loss, learning_rate(step, TARGET))
-        if step % 50 == 0 or step == TARGET.steps - 1:
-            note = f", held out {mean_loss(model, test[:60]):.4f}" if step % 300 == 0 else ""
-            log(f"target step {step}/{TARGET.steps}: loss {loss.item():.4f}{note}")
-    log(f"target done: held out {mean_loss(model, test):.4f} a token over {len(test)} documents")
+        last = step == TARGET.steps - 1
+        if step % 100 == 0 or last:
+            now = mean_loss(model, check)
+            log(f"target step {step}/{TARGET.steps}: loss {loss.item():.4f}, check {now:.4f}")
+            if now < best:
+                best = now
+                kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(kept)
     return model
 
 
@@ -314,14 +338,17 @@ def main() -> None:
         log = Log(stream)
         kept = [r for r in records if not held_out(r)]
         tokenizer = train_tokenizer([r["prompt"] + "\n" + r["text"] for r in kept])
-        train = documents(tokenizer, kept)
+        train = documents(tokenizer, [r for r in kept if not validates(r)])
+        check = documents(tokenizer, [r for r in kept if validates(r)])
         test = documents(tokenizer, [r for r in records if held_out(r)])
         log(f"{len(kept)} records to train on, {len(records) - len(kept)} held out")
         log(f"{sum(map(len, train))} tokens, {TARGET}, {DRAFTER}, seed {options.seed}")
-        target = train_target(tokenizer, train, test, options.seed, log)
+        target = train_target(tokenizer, train, check, options.seed, log)
+        log(f"target: held out {mean_loss(target, test):.4f} a token, {len(test)} documents")
         save(target, tokenizer, options.out / "target")
         target.float()
-        written = write_texts(target, train, tokenizer, log)
+        begun = random.Random(options.seed).sample(train, min(WRITTEN, len(train)))
+        written = write_texts(target, begun, tokenizer, log)
         drafter = train_drafter(target, tokenizer, train + written, options.seed, log)
         save(drafter, tokenizer, options.out / "drafter")
         log("saved")

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from sdcpd.engine.api import EngineInfo, ModelError
-from sdcpd.engine.drafters import ModelDrafter
+from sdcpd.engine.drafters import ROW_TOKENS_MAX, ModelDrafter
 from sdcpd.engine.model import LlamaModel
-from sdcpd.engine.runner import Runner
+from sdcpd.engine.runner import PASS_ROWS_MAX, Runner
 from sdcpd.engine.target import LlamaTarget
 from sdcpd.engine.weights import load_tensors, model_digest, read_config, tokenizer_digest
 
@@ -35,7 +35,9 @@ class ModelSettings:
     tokenizer: bytes | None = None
 
 
-def load_target(settings: ModelSettings, *, report: Report) -> LlamaTarget:
+def load_target(
+    settings: ModelSettings, *, rows_max: int = PASS_ROWS_MAX, report: Report
+) -> LlamaTarget:
     """The target engine; raises ModelError with one sentence for a person."""
     runner = _load(settings, report=report)
     begin = time.monotonic()
@@ -45,10 +47,12 @@ def load_target(settings: ModelSettings, *, report: Report) -> LlamaTarget:
         f"{'independent of their batch' if exact else 'NOT independent; output may vary'}"
     )
     info = _info(settings, runner, exact=exact)
-    return LlamaTarget(runner, info, kv_octets_max=settings.kv_octets_max)
+    return LlamaTarget(runner, info, kv_octets_max=settings.kv_octets_max, rows_max=rows_max)
 
 
-def load_drafter(settings: ModelSettings, *, report: Report) -> ModelDrafter:
+def load_drafter(
+    settings: ModelSettings, *, top_k: int = ROW_TOKENS_MAX, report: Report
+) -> ModelDrafter:
     """The draft model's engine; raises ModelError."""
     runner = _load(settings, report=report)
     info = _info(settings, runner, exact=True)
@@ -58,6 +62,7 @@ def load_drafter(settings: ModelSettings, *, report: Report) -> ModelDrafter:
         tokenizer=info.tokenizer,
         vocab=info.vocab,
         kv_octets_max=settings.kv_octets_max,
+        top_k=top_k,
     )
 
 

@@ -1,0 +1,108 @@
+"""From sections of the configuration to what each part takes; no decisions here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sdcpd.config import ApiSection, Config, DrafterSection, ModelSection, VerifierSection
+from sdcpd.protocol.drafter import DrafterSettings
+from sdcpd.protocol.instances import Permitted
+from sdcpd.protocol.router import RouterSettings
+from sdcpd.protocol.verifier_state import VerifierSettings
+from sdcpd.roles.drafter import DrafterConfig
+from sdcpd.roles.frontend import ApiSettings
+from sdcpd.roles.peers import PeerEntry
+from sdcpd.roles.router import RouterConfig
+from sdcpd.roles.verifier import VerifierConfig
+from tiers.build import TierSpec
+
+
+def peer_entries(config: Config) -> list[PeerEntry]:
+    """`[[peers]]` as the peer table takes them."""
+    return [
+        PeerEntry(p.id, frozenset(p.roles), p.base_uri, p.model, p.trusted)
+        for p in config.peers
+        if p.id
+    ]
+
+
+def permitted(config: Config) -> dict[str, Permitted]:
+    """What the operator says of instances, by base URI."""
+    return {p.base_uri: Permitted(p.model, p.trusted) for p in config.peers if p.base_uri}
+
+
+def tier_specs(config: Config) -> list[TierSpec]:
+    """`[mlc] tiers`."""
+    return [TierSpec(tier.kind, tier.size, tier.path) for tier in config.mlc.tiers]
+
+
+def listen_of(config: Config, role: str) -> tuple[str, int]:
+    """Host and port that a role listens on."""
+    section = getattr(config, role)
+    host, port = section.listen
+    return str(host), int(port)
+
+
+def router_config(config: Config, *, tokenizer: bytes) -> RouterConfig:
+    """`[router]`, with what the peers table permits."""
+    section = config.router
+    assert section is not None, "the role is only started with its section"
+    return RouterConfig(
+        section.base_uri,
+        tokenizer,
+        machine=RouterSettings(section.switch_grace, section.progress),
+        sampling_rule=section.sampling_rule,
+        m_max=section.m_max,
+        low_rounds=section.low_rounds,
+        low_ratio=section.low_ratio or None,
+        fallback=section.fallback,
+        self_load=section.self_load,
+        self_max=section.self_max,
+        permitted=permitted(config),
+    )
+
+
+def verifier_config(section: VerifierSection) -> VerifierConfig:
+    """`[verifier]`"""
+    return VerifierConfig(
+        section.base_uri,
+        section.router,
+        max_sessions=section.max_sessions,
+        machine=VerifierSettings(section.self_decode_after, section.drafter_silence),
+        round_rate=section.round_rate,
+        output_wait_s=section.output_wait,
+        enforcing_logs=section.enforcing_logs,
+    )
+
+
+def drafter_config(section: DrafterSection) -> DrafterConfig:
+    """`[drafter]`"""
+    return DrafterConfig(
+        section.base_uri, machine=DrafterSettings(section.m), status_ttl_s=section.status_ttl
+    )
+
+
+def model_settings(section: ModelSection) -> dict[str, Any]:
+    """`[verifier.model]` or `[drafter.model]`, as the engine's ModelSettings takes it."""
+    assert section.path is not None, "checked with the configuration"
+    return {
+        "path": section.path,
+        "device": section.device,
+        "dtype": section.dtype,
+        "threads": section.threads,
+        "kv_octets_max": section.kv_memory,
+        "model": section.digest,
+    }
+
+
+def api_settings(section: ApiSection) -> ApiSettings:
+    """`[api]`"""
+    return ApiSettings(
+        model_name=section.model_name,
+        keys_file=section.keys_file,
+        allow_anonymous=section.allow_anonymous,
+        cors_origins=tuple(section.cors_origins),
+        hosts_loopback_only=section.listen[0] in ("127.0.0.1", "localhost", "::1"),
+        sse_ping_s=section.sse_ping,
+        max_queue=section.max_queue,
+    )

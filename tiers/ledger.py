@@ -101,16 +101,22 @@ class Ledger:
             self.renew(key, lease_s)
         return Admission(number, victims)
 
-    def shed(self, size_bytes: int) -> tuple[Victim, ...]:
-        """Take objects without a lease off the books until that many bytes are free, or all are."""
+    def shed(self, size_bytes: int, *, sparing: Key | None = None) -> tuple[Victim, ...]:
+        """Take objects without a lease off the books until that many bytes were, or none is left.
+
+        `sparing` is the object that the room is made for.
+        """
         self._lapse()
         victims = []
-        while size_bytes > 0 and self._idle:
-            key = next(iter(self._idle))
-            account = self._accounts[key]
-            victims.append(Victim(key, not account.outlived or account.reads > 1))
-            size_bytes -= account.size_bytes
-            self.remove(key)
+        for key in self._idle:
+            if size_bytes <= 0:
+                break
+            if key != sparing:
+                account = self._accounts[key]
+                victims.append(Victim(key, not account.outlived or account.reads > 1))
+                size_bytes -= account.size_bytes
+        for victim in victims:
+            self.remove(victim.key)
         return tuple(victims)
 
     def touch(self, key: Key) -> None:

@@ -105,9 +105,11 @@ class LmdbTier:
             return
         # The map is full although the budget is not: free pages don't lie together, or aren't
         # free yet. Evict once more, let two transactions pass, and try one last time.
-        await self._write(Tick(), self._ledger.shed(2 * size_bytes))
+        await self._write(Tick(), self._ledger.shed(2 * size_bytes, sparing=key))
         await self._write(Tick())
-        if self._ledger.generation(key) == admission.generation and not await self._write(store):
+        if self._ledger.generation(key) != admission.generation:
+            return  # replaced or deleted meanwhile
+        if not await self._write(store):
             await self._forget(key, admission.generation)
             raise TierFull("the object could not be written to the disk")
 

@@ -1,0 +1,120 @@
+"""Every tier keeps the contract of the kit; leases (D-M10) and eviction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.tier_contract import SIZE_BYTES, Checked, Clock, contract, entry
+from tiers.api import Key, TierFull
+from tiers.host import OBJECT_BYTES, HostTier
+from tiers.ledger import Ledger
+from tiers.lmdb_tier import LmdbTier
+from tiers.stack import TierStack
+
+
+def open_host(path: Path, clock: Clock) -> Checked:
+    return HostTier(SIZE_BYTES, clock=clock)
+
+
+def open_lmdb(path: Path, clock: Clock) -> Checked:
+    return LmdbTier(path / "objects", SIZE_BYTES, clock=clock)
+
+
+def open_stack(path: Path, clock: Clock) -> Checked:
+    lower = LmdbTier(path / "objects", SIZE_BYTES, clock=clock)
+    return TierStack([HostTier(SIZE_BYTES // 2, clock=clock), lower], demote_bytes_max=20000)
+
+
+def open_stack_of_three(path: Path, clock: Clock) -> Checked:
+    return TierStack([HostTier(SIZE_BYTES // 2, clock=clock) for _ in range(3)])
+
+
+TestHost = contract(open_host, examples=40)
+TestLmdb = contract(open_lmdb)
+TestStack = contract(open_stack)
+TestStackOfThree = contract(open_stack_of_three, examples=30)
+
+A, B, C, D = (Key("s", name) for name in "ABCD")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def host(clock: Clock, *, objects: int) -> HostTier:
+    """A tier with room for that many objects of 1000 octets."""
+    return HostTier(objects * (1000 + OBJECT_BYTES), clock=clock)
+
+
+async def held(tier: Checked) -> set[Key]:
+    return {key for key in (A, B, C, D) if await tier.holds(key)}
+
+
+async def test_dm10_full_of_leases_is_told_at_once_and_nothing_is_lost(clock: Clock) -> None:
+    tier = host(clock, objects=2)
+    await tier.put(A, entry(1, 1000), lease_s=5)
+    await tier.put(B, entry(2, 1000), lease_s=5)
+    with pytest.raises(TierFull):
+        await tier.put(C, entry(3, 1000), lease_s=5)
+    assert await held(tier) == {A, B}
+    tier.check()
+
+
+async def test_dm10_a_lease_ends_by_itself_and_its_object_goes_first(clock: Clock) -> None:
+    tier = host(clock, objects=3)
+    await tier.put(A, entry(1, 1000), lease_s=0)
+    await tier.put(B, entry(2, 1000), lease_s=5)
+    await tier.put(C, entry(3, 1000), lease_s=0)
+    clock.now += 5
+    assert tier.stats().leased_bytes == 0
+    await tier.put(D, entry(4, 1000), lease_s=0)
+    assert await held(tier) == {A, C, D}
+
+
+async def test_dm10_renewal_counts_from_now_and_zero_releases(clock: Clock) -> None:
+    tier = host(clock, objects=1)
+    await tier.put(A, entry(1, 1000), lease_s=5)
+    clock.now += 4
+    assert await tier.renew(A, 5)
+    clock.now += 4
+    with pytest.raises(TierFull):
+        await tier.put(B, entry(2, 1000), lease_s=0)
+    assert await tier.renew(A, 0)
+    await tier.put(B, entry(2, 1000), lease_s=0)
+    assert await held(tier) == {B}
+    assert not await tier.renew(A, 5)
+
+
+async def test_looking_renews_no_lease_and_reading_only_the_order(clock: Clock) -> None:
+    tier = host(clock, objects=2)
+    await tier.put(A, entry(1, 1000), lease_s=5)
+    clock.now += 4.9
+    assert await tier.holds(A) and await tier.get(A)
+    clock.now += 0.1
+    assert tier.stats().leased_bytes == 0
+    await tier.put(B, entry(2, 1000), lease_s=0)
+    await tier.get(A)
+    await tier.put(C, entry(3, 1000), lease_s=0)
+    assert await held(tier) == {A, C}
+
+
+async def test_a_refused_object_evicts_nothing(clock: Clock) -> None:
+    tier = host(clock, objects=2)
+    await tier.put(A, entry(1, 1000), lease_s=0)
+    with pytest.raises(TierFull):
+        await tier.put(B, entry(2, 10_000), lease_s=0)
+    assert await held(tier) == {A}
+
+
+async def test_many_renewals_leave_the_books_small(clock: Clock) -> None:
+    ledger = Ledger(10_000, clock=clock)
+    ledger.add(A, 1, lease_s=1)
+    for _ in range(1000):
+        clock.now += 0.5
+        assert ledger.renew(A, 1)
+    ledger.check()
+    assert len(ledger._deadlines) < 100
+    assert ledger.leased_bytes == 1

@@ -134,6 +134,8 @@ class RouterSection(Section):
 
     listen: Listen = ("0.0.0.0", 7442)
     base_uri: BaseUri
+    model: Path | None = None
+    """Directory with the target's tokenizer.json and config.json; no weights are needed."""
     sampling_rule: Literal["auto", "race", "rejection"] = "auto"
     m_max: Annotated[int, Field(ge=1, le=64)] = 16
     low_rounds: Annotated[int, Field(ge=1, le=1000)] = 8
@@ -202,9 +204,8 @@ class ApiSection(Section):
     """`[api]`: the OpenAI-compatible listener of the router"""
 
     listen: Listen = ("127.0.0.1", 8000)
-    model: Path | None = None
-    """Directory with the target's tokenizer.json and config.json; no weights are needed."""
     model_name: str = ""
+    """What clients call the model; the name of `[router] model`'s directory if empty."""
     keys_file: Path | None = None
     allow_anonymous: bool = False
     cors_origins: list[str] = []
@@ -284,6 +285,15 @@ def _cross_checks(config: Config, text: str, name: str) -> list[str]:
         problems.append(
             f"{at('drafter', 'status_ttl')}: drafter.status_ttl must be longer than "
             "drafter.status_interval, else the drafter expires between reports"
+        )
+    if (
+        config.router
+        and config.router.model is None
+        and not (config.verifier and config.verifier.model.path)
+    ):
+        problems.append(
+            f"{at('router')}: router.model is missing; set it to a directory with the target's "
+            "tokenizer.json and config.json (weights are not needed there)"
         )
     if config.verifier and config.verifier.model.path is None:
         problems.append(

@@ -324,17 +324,12 @@ class Daemon:
 
     def _text_model(self) -> TextModel:
         config = self._config
-        path = config.api.model if config.api and config.api.model else None
+        path = config.router.model if config.router else None
         if path is None and config.verifier is not None:
             path = config.verifier.model.path
-        if path is None:
-            raise StartError(
-                "the router needs the target's tokenizer: set [api] model to a directory with "
-                "its tokenizer.json and config.json",
-                status=78,
-            )
+        assert path is not None, "checked with the configuration"
         try:
-            return TextModel.load(path)
+            return TextModel.load(path, name=config.api.model_name if config.api else "")
         except ModelError as e:
             raise StartError(str(e), status=78) from e
 

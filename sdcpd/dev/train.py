@@ -4,9 +4,9 @@
 
 The stories file holds one JSON object a line with `prompt` and `text`.  All records of a prompt
 whose SHA-256 begins with a byte below `HELD_OUT_BYTE` are kept out of the training and serve to
-measure; others choose the best state of the target.  The target learns the texts; the drafter starts
-from the target's first and last layers
-and learns the target's own distribution, over the stories and over texts that the target writes.
+measure; others choose the best state of the target.  The target learns the texts; the drafter
+starts from the target's first and last layers and learns the target's own distribution, over the
+stories and over texts that the target writes.
 Needs the extra `train` (transformers).  The log of losses is written beside the models.
 """
 

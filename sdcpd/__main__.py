@@ -1,0 +1,135 @@
+"""`sdcpd`: the daemon, and `sdcpd dev`, a whole cluster on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+import click
+
+import sdcpd
+from sdcpd.config import DEFAULT_PATH, ROLE_NAMES, Config, ConfigError, load_config
+
+EXIT_RUNTIME, EXIT_CONFIG = 1, 78
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    metavar="ROLE[-NAME]",
+    help="router, verifier or drafter, with the instance's name; repeat for several in one process",
+)
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), default=DEFAULT_PATH)
+@click.option("--check-config", is_flag=True, help="check the file and exit")
+@click.version_option(sdcpd.__version__, prog_name="sdcpd")
+@click.pass_context
+def main(context: click.Context, roles: tuple[str, ...], path: Path, check_config: bool) -> None:
+    """Serve a large language model with speculative decoding across machines."""
+    # Before anything imports torch: threads that spin at barriers slow each other twentyfold.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if context.invoked_subcommand is not None:
+        return
+    if not roles and not check_config:
+        raise click.UsageError("give --role router, verifier or drafter (or: sdcpd dev)")
+    try:
+        config = load_config(path)
+        wanted = [_role(text, config, path) for text in roles]
+    except ConfigError as e:
+        for problem in e.problems:
+            click.echo(problem, err=True)
+        count = len(e.problems)
+        click.echo(f"{count} problem{'s' if count > 1 else ''}; not started.", err=True)
+        sys.exit(EXIT_CONFIG)
+    if check_config:
+        click.echo(f"{path}: ok")
+        return
+    sys.exit(_run(config, wanted))
+
+
+def _role(text: str, config: Config, path: Path) -> tuple[str, str]:
+    role, _, name = text.partition("-")
+    if role not in ROLE_NAMES:
+        raise click.UsageError(f'--role {text}: "{role}" is none of {", ".join(ROLE_NAMES)}')
+    if getattr(config, role) is None:
+        raise ConfigError([f"{path}: there is no [{role}] section, which --role {text} needs"])
+    return role, config.instance_name(name or None)
+
+
+def _run(config: Config, wanted: list[tuple[str, str]]) -> int:
+    import uvloop
+
+    from sdcpd.daemon import Daemon, Instance, StartError
+    from sdcpd.service import set_up_logging
+    from sdcpd.transport.tuning import tune_process
+
+    set_up_logging(config.log.level)
+    tune_process()
+    daemon = Daemon(config, [Instance(role, name) for role, name in wanted])
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(daemon.run())
+    except StartError as e:
+        logging.getLogger("sdcpd").error("%s", e)
+        return e.status
+    return 0
+
+
+@main.command()
+@click.option("--once", is_flag=True, help="generate one text, print it, and stop")
+@click.option("--prompt", default="Once upon a time", help="what --once continues")
+@click.option("--max-tokens", type=click.IntRange(1), default=96)
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
+@click.option("--seed", type=int, default=None)
+@click.option("--json", "as_json", is_flag=True, help="with --once: one JSON object on one line")
+@click.option("--target", type=click.Path(path_type=Path), help="a Hugging Face model directory")
+@click.option(
+    "--drafter",
+    "drafters",
+    multiple=True,
+    metavar="DIR|ngram|none",
+    help="repeatable; default: the bundled drafter and ngram (only ngram with --target)",
+)
+@click.option("--verifiers", type=click.IntRange(1, 16), default=1, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--keep", type=click.Path(path_type=Path), help="keep certificates and logs there")
+def dev(
+    *,
+    once: bool,
+    prompt: str,
+    max_tokens: int,
+    temperature: float,
+    seed: int | None,
+    as_json: bool,
+    target: Path | None,
+    drafters: tuple[str, ...],
+    verifiers: int,
+    port: int,
+    keep: Path | None,
+) -> None:
+    """Run a router, verifiers and drafters on this machine, over real mutual TLS."""
+    from sdcpd.dev.cluster import DevError
+    from sdcpd.dev.command import OnceRequest, run_dev
+    from sdcpd.dev.plan import DevOptions
+
+    options = DevOptions(
+        target=target,
+        drafters=drafters,
+        verifiers=verifiers,
+        port=None if once else port,
+        keep=keep,
+    )
+    request = OnceRequest(prompt, max_tokens, temperature, seed, as_json) if once else None
+    try:
+        sys.exit(run_dev(options, request))
+    except DevError as e:
+        click.echo(str(e), err=True)
+        sys.exit(e.status)
+
+
+if __name__ == "__main__":
+    main()

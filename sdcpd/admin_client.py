@@ -1,0 +1,60 @@
+"""Ask an instance through its admin socket (see `admin`); synchronous, standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+
+class AdminUnreachable(Exception):
+    """Nobody answers at the socket; the text says why and what to do."""
+
+
+class AdminRefused(Exception):
+    """The instance answered with an error."""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def ask(
+    path: Path,
+    method: str,
+    resource: str,
+    body: dict[str, Any] | None = None,
+    *,
+    timeout_s: float = 10.0,
+) -> dict[str, Any]:
+    """Send one request; raises AdminUnreachable or AdminRefused."""
+    connection = _UnixConnection(path, timeout_s)
+    try:
+        octets = None if body is None else json.dumps(body).encode()
+        connection.request(method, resource, octets, {"content-type": "application/json"})
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+    except FileNotFoundError as e:
+        raise AdminUnreachable(
+            f"there is no admin socket {path}; is the instance running on this host?"
+        ) from e
+    except PermissionError as e:
+        raise AdminUnreachable(
+            f"admin socket {path}: permission denied; join the group that owns it, or use sudo"
+        ) from e
+    except (OSError, http.client.HTTPException, ValueError) as e:
+        raise AdminUnreachable(f"admin socket {path} does not answer: {e}") from e
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise AdminRefused(str(answer.get("error", f"status {response.status}")))
+    return dict(answer)

@@ -1,0 +1,176 @@
+"""What `sdcpd dev` prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import sdcpd
+from sdcpd.dev.cluster import DevCluster, DevError, Process
+from sdcpd.dev.plan import DevOptions
+
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OnceRequest:
+    """What `--once` generates and how it prints it."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    as_json: bool
+
+
+class Stopped(BaseException):
+    """A signal asks to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def run_dev(options: DevOptions, request: OnceRequest | None) -> int:
+    """Run until the text is there or a signal comes; returns the exit code, raises DevError."""
+    _check(options)
+    say = _silent if request is not None and request.as_json else _say(request is not None)
+    code = 0
+    with _stop_signals():
+        try:
+            with DevCluster(options) as cluster:
+                code = _run(cluster, request, say)
+        except Stopped as e:
+            interactive = request is None and cluster.processes[0].ready_s is not None
+            code = 0 if interactive else 128 + e.number
+            say("\nstopped")
+    say(f"kept {options.keep}" if options.keep else "nothing is left behind")
+    return code
+
+
+def _run(cluster: DevCluster, request: OnceRequest | None, say: Say) -> int:
+    begin = time.monotonic()
+    kept = "kept" if cluster.options.keep else "removed on exit; --keep DIR to keep"
+    say(f"sdcpd dev {sdcpd.__version__}   state in {cluster.directory} ({kept})")
+    say(_phases_before(cluster))
+    cluster.wait_ready()
+    for process in cluster.processes:
+        say(_line(process))
+    cluster.write_state()
+    say(f"ready in {time.monotonic() - begin:.1f} s")
+    if request is not None:
+        return _once(cluster, request)
+    say(_banner(cluster))
+    _watch(cluster)
+    return 0
+
+
+def _silent(_: str) -> None:
+    """Only the result is printed."""
+
+
+def _say(to_stderr: bool) -> Say:
+    """Beside a result on standard output, what is said to people goes to standard error."""
+    return lambda text: print(text, file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+def _check(options: DevOptions) -> None:
+    """What can be known to be wrong before anything is started."""
+    if not options.target_path.is_dir():
+        raise DevError(
+            f"--target {options.target_path}: no such directory; "
+            "name a Hugging Face model directory",
+            status=78,
+        )
+    if options.target is not None and options.target_path.is_file():
+        raise DevError(f"--target {options.target_path}: not a directory", status=78)
+
+
+def _phases_before(cluster: DevCluster) -> str:
+    counts = [0, 0]
+    for plan in cluster.plans[1:]:
+        counts[plan.role == "drafter"] += 1
+    instances = f"1 router, {counts[0]} verifier, {counts[1]} drafters"
+    return f"  {'certificates':<14}{cluster.certs_s:5.1f} s   spiffe://dev.sdcp   {instances}"
+
+
+def _line(process: Process) -> str:
+    text = f"  {process.plan.label:<14}{process.ready_s or 0:5.1f} s   {process.plan.base_uri}"
+    return "\n".join([text, *(f"  {'':<14}          {phase}" for phase in process.phases)])
+
+
+def _banner(cluster: DevCluster) -> str:
+    api = f"http://127.0.0.1:{cluster.options.port}/v1"
+    name = "tiny" if cluster.options.target is None else cluster.options.target_path.name
+    body = json.dumps({"model": name, "prompt": "Once upon a time", "stream": True})
+    return (
+        f"OpenAI API: {api}   (no key, this machine only)\n"
+        f"Try:  curl -N {api}/completions -H 'Content-Type: application/json' -d '{body}'\n"
+        f"      sdcpctl status\n"
+        "Stop: Ctrl-C"
+    )
+
+
+def _once(cluster: DevCluster, request: OnceRequest) -> int:
+    answer = cluster.ask(
+        "POST",
+        "/generate",
+        {
+            "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+        },
+        timeout_s=3600,
+    )
+    if request.as_json:
+        print(json.dumps(answer, ensure_ascii=False), flush=True)
+        return 0
+    print(request.prompt + answer["text"])
+    print(
+        f"\n{len(answer['tokens'])} tokens in {answer['rounds']} rounds, "
+        f"{answer['drafted']} drafted, {answer['accepted']} accepted, "
+        f"{answer['self_decoded']} self-decoded, "
+        f"{answer['tokens_per_pass']:.2f} tokens per target pass, {answer['seconds']:.2f} s\n"
+        f"digest {answer['digest']}",
+        flush=True,
+    )
+    return 0
+
+
+def _watch(cluster: DevCluster) -> None:
+    """Say when a process ends; returns never, but by a signal or when the router is gone."""
+    alive = list(cluster.processes)
+    while True:
+        select.select([], [], [], 0.2)
+        for process in list(alive):
+            if (code := process.process.poll()) is not None:
+                alive.remove(process)
+                print(f"{process.plan.label} ended ({code}): {process.failure()}", flush=True)
+                if process is cluster.processes[0]:
+                    raise DevError("the router is gone")
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """The first SIGINT, SIGTERM or SIGHUP raises Stopped; later ones do not disturb the end."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def stop(number: int, _: object) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped(number)
+
+    old = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

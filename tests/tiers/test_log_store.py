@@ -340,6 +340,19 @@ async def test_misuse_is_told_before_anything_is_written(logs: LmdbLogStore) -> 
     assert await logs.head(LOG) is None
 
 
+async def test_a_caller_that_goes_away_disturbs_nobody(logs: LmdbLogStore) -> None:
+    """D-H15, D-P16: its append may be written; those that share its group are told as ever."""
+    gone = asyncio.ensure_future(created(logs, commit(1)))
+    stays = asyncio.ensure_future(created(logs, commit(1), "other"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await stays
+    assert gone.cancelled()
+    assert await logs.read("other") is not None
+    await logs.delete(LOG)
+    await created(logs, commit(1))
+
+
 async def test_after_closing_the_store_says_so(tmp_path: Path) -> None:
     logs = open_logs(tmp_path, 1 << 20)
     await logs.aclose()

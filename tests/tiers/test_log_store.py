@@ -142,30 +142,27 @@ FENCE_MATRIX = [
 
 @pytest.mark.parametrize("way", ["append", "put"])
 @pytest.mark.parametrize("before", [[commit(3)], [commit(1), fence(3)], [fence(3), commit(3)]])
-@pytest.mark.parametrize(("new", "error"), FENCE_MATRIX)
 async def test_r_6_8_6_r_6_8_11_fence_matrix(
-    logs: LmdbLogStore,
-    new: list[bytes],
-    error: type[StaleEpoch] | None,
-    before: list[bytes],
-    way: str,
+    logs: LmdbLogStore, before: list[bytes], way: str
 ) -> None:
     """D-M7, D-M9: with the right tag, a lower epoch and an equal fence are refused."""
-    old, octets = b"".join(before), b"".join(new)
-    tag = await created(logs, old)
-    write = (
-        logs.append(LOG, octets, offset=len(old), if_match=tag)
-        if way == "append"
-        else logs.put(LOG, old + octets, if_match=tag, if_none_match=False)
-    )
-    if error is None:
-        await write
-    else:
-        with pytest.raises(error) as caught:
+    old = b"".join(before)
+    for number, (new, error) in enumerate(FENCE_MATRIX):
+        name, octets = f"log-{number}", b"".join(new)
+        tag = await created(logs, old, name)
+        write = (
+            logs.append(name, octets, offset=len(old), if_match=tag)
+            if way == "append"
+            else logs.put(name, old + octets, if_match=tag, if_none_match=False)
+        )
+        if error is None:
             await write
-        assert caught.type is error and caught.value.highest_epoch >= 3
-    content = await logs.read(LOG)
-    assert content is not None and content.data == (old + octets if error is None else old)
+        else:
+            with pytest.raises(error) as caught:
+                await write
+            assert caught.type is error and caught.value.highest_epoch >= 3
+        content = await logs.read(name)
+        assert content is not None and content.data == (old + octets if error is None else old)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])

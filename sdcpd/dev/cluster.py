@@ -109,6 +109,7 @@ class DevCluster:
         self.options = options
         self.processes: list[Process] = []
         self.certs_s = 0.0
+        self.is_ready = False
         self._own_directory = options.keep is None
         self.directory = self._make_directory()
         self._sockets = self.directory / "run"
@@ -180,6 +181,7 @@ class DevCluster:
                 late = [p.plan.label for p in self.processes if p.ready_s is None]
                 raise DevError(f"{', '.join(late)}: not ready after {START_S:.0f} s")
         self._wait_known(deadline)
+        self.is_ready = True
 
     def _wait_known(self, deadline: float) -> None:
         wanted = {plan.base_uri for plan in self.plans[1:]}

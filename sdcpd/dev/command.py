@@ -15,7 +15,6 @@ import sdcpd
 from sdcpd.dev.cluster import DevCluster, DevError, Process
 from sdcpd.dev.plan import DevOptions
 
-
 Say = Callable[[str], None]
 
 
@@ -42,13 +41,14 @@ def run_dev(options: DevOptions, request: OnceRequest | None) -> int:
     """Run until the text is there or a signal comes; returns the exit code, raises DevError."""
     _check(options)
     say = _silent if request is not None and request.as_json else _say(request is not None)
+    cluster = DevCluster(options)
     code = 0
     with _stop_signals():
         try:
-            with DevCluster(options) as cluster:
+            with cluster:
                 code = _run(cluster, request, say)
         except Stopped as e:
-            interactive = request is None and cluster.processes[0].ready_s is not None
+            interactive = request is None and cluster.is_ready
             code = 0 if interactive else 128 + e.number
             say("\nstopped")
     say(f"kept {options.keep}" if options.keep else "nothing is left behind")

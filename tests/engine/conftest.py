@@ -1,0 +1,73 @@
+"""Small random models in Hugging Face directories, one a family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from sdcpd.engine.model import LlamaModel
+from sdcpd.engine.runner import Runner
+from sdcpd.engine.weights import load_tensors, read_config
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**COMMON, tie_word_embeddings=True)),
+    "llama3-untied": lambda: LlamaForCausalLM(
+        LlamaConfig(**COMMON, tie_word_embeddings=False, rope_parameters=LLAMA3)
+    ),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**COMMON, tie_word_embeddings=False)),
+}
+
+
+@pytest.fixture(scope="session", params=list(FAMILIES))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(transformers model, its directory)"""
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+    model = FAMILIES[request.param]().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    directory = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(directory)
+    return model, directory
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A Llama whose scores are far apart, so that greedy choices are clear."""
+    torch.set_num_threads(1)
+    torch.manual_seed(6)
+    model = FAMILIES["llama"]().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    directory = tmp_path_factory.mktemp("tiny")
+    model.save_pretrained(directory)
+    return model, directory
+
+
+def runner_of(directory: Path, dtype: torch.dtype = torch.float32) -> Runner:
+    """A runner over a directory's weights on the CPU."""
+    config = read_config(directory)
+    return Runner(LlamaModel(config, load_tensors(directory, dtype), device=torch.device("cpu")))

@@ -70,6 +70,7 @@ def _load(settings: ModelSettings, *, report: Report) -> Runner:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     config = read_config(settings.path)
+    tokenizer_digest(settings.path)  # what is missing is said before minutes of loading
     device = _device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else DTYPES[settings.dtype]
     begin = time.monotonic()

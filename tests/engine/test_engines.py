@@ -1,0 +1,210 @@
+"""The target and draft engines over real (tiny, random) models, many sessions at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sdcpd.engine.api import ContextFull, DraftWork, EngineError, ModelError, Prefix, Score
+from sdcpd.engine.drafters import ModelDrafter
+from sdcpd.engine.load import ModelSettings, load_target
+from sdcpd.engine.ngram import NgramDrafter, NgramIndex
+from sdcpd.engine.scheduler import plan
+from sdcpd.engine.target import LlamaTarget
+from sdcpd.engine.weights import model_digest, read_config, weight_files
+from sdcpd.protocol.acceptance import check_rows
+from sdcpd.protocol.messages import Sampling
+from tests.engine.conftest import runner_of
+
+GREEDY = Sampling(temperature_milli=0)
+
+
+@pytest.fixture
+async def target(tiny: tuple[Any, Path]) -> AsyncIterator[LlamaTarget]:
+    engine = load_target(ModelSettings(tiny[1], threads=1), report=lambda _: None)
+    yield engine
+    await engine.aclose()
+
+
+async def grow(
+    target: LlamaTarget, session: bytes, prompt: list[int], count: int, chooser: random.Random
+) -> list[int]:
+    """Greedy text by rounds whose proposals are partly right and partly rubbish."""
+    tokens, known = list(prompt), await alone(target, prompt, count + 8)
+    while len(tokens) < len(prompt) + count:
+        done = len(tokens) - len(prompt)
+        m = chooser.randrange(0, 6)
+        proposed = [t if chooser.random() < 0.7 else 3 for t in known[done : done + m]]
+        work = Score(session, 1, Prefix(tokens, len(tokens), len(prompt)), tuple(proposed), 1, GREEDY, done)
+        found = await target.score(work)
+        tokens += [*proposed[: found.accepted], found.additional]
+    return tokens[len(prompt) :][:count]
+
+
+async def alone(target: LlamaTarget, prompt: list[int], count: int) -> list[int]:
+    """What the target writes with no proposals at all, in a session of its own."""
+    tokens = list(prompt)
+    session = bytes([len(prompt) % 251]) * 16
+    for done in range(count):
+        work = Score(session, 9, Prefix(tokens, len(tokens), len(prompt)), (), 1, GREEDY, done)
+        tokens.append((await target.score(work)).additional)
+    target.forget(session, 9)
+    return tokens[len(prompt) :]
+
+
+async def test_text_does_not_depend_on_proposals_or_company(target: LlamaTarget) -> None:
+    """R-6.3-24, R-6.3-25, R-6.4-4: bit-identical choices, alone or among strangers."""
+    prompts = [[i + 1] * (i * 9 + 1) for i in range(8)]
+    wanted = [await alone(target, prompt, 20) for prompt in prompts]
+    found = await asyncio.gather(
+        *(
+            grow(target, bytes([i]) * 16, prompt, 20, random.Random(i))
+            for i, prompt in enumerate(prompts)
+        )
+    )
+    assert found == wanted
+
+
+async def test_long_prompt_is_fed_in_chunks(target: LlamaTarget, tiny: tuple[Any, Path]) -> None:
+    """A prompt longer than a pass gives what transformers gives."""
+    prompt = torch.randint(0, 160, (1, 300), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        wanted = int(tiny[0](prompt).logits[0, -1].argmax())
+    tokens = prompt[0].tolist()
+    prefix = Prefix(tokens, 300, 300)
+    found = await target.score(Score(b"l" * 16, 1, prefix, (wanted, 5, 6), 1, GREEDY, 0))
+    assert found.accepted >= 1
+    await target.prepare(b"m" * 16, 1, prefix)
+    again = await target.score(Score(b"m" * 16, 1, prefix, (wanted, 5, 6), 1, GREEDY, 0))
+    assert (again.accepted, again.additional) == (found.accepted, found.additional)
+
+
+async def test_empty_prompt_begins_with_the_models_own_token(target: LlamaTarget) -> None:
+    """D-O9"""
+    begun = await target.score(Score(b"e" * 16, 1, Prefix([], 0, 0), (), 1, GREEDY, 0))
+    same = await target.score(Score(b"f" * 16, 1, Prefix([1], 1, 1), (), 1, GREEDY, 0))
+    assert begun.additional == same.additional
+
+
+async def test_context_full_fails_alone(target: LlamaTarget) -> None:
+    """A session that has outgrown the context fails; its neighbour is served."""
+    long = asyncio.ensure_future(
+        target.score(Score(b"x" * 16, 1, Prefix([1] * 512, 512, 512), (1, 2), 1, GREEDY, 0))
+    )
+    fine = await target.score(Score(b"y" * 16, 1, Prefix([1], 1, 1), (), 1, GREEDY, 0))
+    assert fine.accepted == 0
+    with pytest.raises(ContextFull):
+        await long
+
+
+async def test_stopped_engine_fails_what_waits(tiny: tuple[Any, Path]) -> None:
+    engine = load_target(ModelSettings(tiny[1], threads=1), report=lambda _: None)
+    waiting = [
+        asyncio.ensure_future(
+            engine.score(Score(bytes([i]) * 16, 1, Prefix([1] * 400, 400, 400), (), 1, GREEDY, 0))
+        )
+        for i in range(12)
+    ]
+    await asyncio.sleep(0)
+    await engine.aclose()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert any(isinstance(r, EngineError) for r in results)
+
+
+def draft_work(rule: int, sampling: Sampling, tokens: list[int], m: int = 4) -> DraftWork:
+    return DraftWork(b"d" * 16, Prefix(tokens, len(tokens), len(tokens)), m, rule, sampling, 0, 160)
+
+
+async def test_drafter_that_is_the_target_has_everything_accepted(
+    target: LlamaTarget, tiny: tuple[Any, Path]
+) -> None:
+    """R-Z-5, R-6.2-9: greedy and by the race, bit for bit."""
+    drafter = ModelDrafter(
+        runner_of(tiny[1]), model=b"m", tokenizer=b"t", vocab=160, kv_octets_max=1 << 30
+    )
+    seeded = Sampling(temperature_milli=900, seed=11)
+    for rule, sampling in ((1, GREEDY), (200, seeded)):
+        draft = await drafter.draft(draft_work(rule, sampling, [4, 5, 6]))
+        work = Score(b"z" * 16, rule, Prefix([4, 5, 6], 3, 3), draft.tokens, rule, sampling, 0)
+        assert (await target.score(work)).accepted == 4
+    await drafter.aclose()
+
+
+async def test_rule_2_rows_are_the_distribution_sampled_from(tiny: tuple[Any, Path]) -> None:
+    """R-5.2-15, R-5.2-16: V values a row, q > 0 at each proposed token, top 64 at most."""
+    drafter = ModelDrafter(
+        runner_of(tiny[1]), model=b"m", tokenizer=b"t", vocab=160, kv_octets_max=1 << 30
+    )
+    draft = await drafter.draft(draft_work(2, Sampling(temperature_milli=1000), [9, 8, 7]))
+    assert draft.q_rows is not None
+    rows = check_rows(draft.q_rows, 160, draft.tokens)
+    assert all(sum(q > 0 for q in row) <= 64 for row in rows)
+    await drafter.aclose()
+
+
+async def test_ngram_drafter_copies_what_followed() -> None:
+    work = draft_work(1, GREEDY, [5, 6, 7, 8, 9, 5, 6, 7])
+    draft = await NgramDrafter().draft(work)
+    assert draft.tokens == (8, 9, 5, 6)
+
+
+async def test_ngram_rows_are_certain() -> None:
+    """Rule 2 with a drafter that is sure: a one-hot row is sampled from exactly."""
+    draft = await NgramDrafter().draft(draft_work(2, GREEDY, [1, 2, 1], m=2))
+    assert draft.q_rows is not None
+    rows = check_rows(draft.q_rows, 160, draft.tokens)
+    assert [list(row).index(1.0) for row in rows] == list(draft.tokens)
+
+
+def test_ngram_index_always_proposes_something() -> None:
+    assert len(NgramIndex().propose(3)) == 1
+    index = NgramIndex()
+    index.extend([1, 2, 3])
+    assert index.propose(3) == [3]
+
+
+class _Job:
+    def __init__(self, rows: int) -> None:
+        self.rows_left = rows
+
+
+def test_rounds_go_before_prefills_and_the_oldest_prefill_moves() -> None:
+    jobs = [_Job(500), *(_Job(8) for _ in range(20)), _Job(300)]
+    chosen = plan(jobs, rows_max=128)
+    rows = {jobs.index(job): count for job, count in chosen}
+    assert rows[0] == 32
+    assert sum(rows.values()) <= 128
+    assert all(rows[i] == 8 for i in range(1, 13))
+
+
+def test_missing_and_unsupported_models_are_named(tiny: tuple[Any, Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        read_config(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    with pytest.raises(ModelError, match="MambaForCausalLM is not supported; supported are"):
+        read_config(tmp_path)
+    with pytest.raises(ModelError, match=r"model\.safetensors is missing"):
+        weight_files(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"rubbish")
+    (tmp_path / "config.json").write_text((tiny[1] / "config.json").read_text())
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
+        load_target(ModelSettings(tmp_path), report=lambda _: None)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="damaged or incomplete"):
+        load_target(ModelSettings(tmp_path), report=lambda _: None)
+
+
+def test_digest_of_one_file_is_its_sha256(tiny: tuple[Any, Path]) -> None:
+    """D-C9"""
+    import hashlib
+
+    octets = (tiny[1] / "model.safetensors").read_bytes()
+    assert model_digest(tiny[1]) == hashlib.sha256(octets).digest()

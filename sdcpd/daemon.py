@@ -193,6 +193,7 @@ class Daemon:
             objects=objects,
             logs=store,
             authorize=self._authorize_mlc,
+            authorize_fence=self._authorize_fence,
             object_bytes_max=self._config.mlc.object_max,
         )
 
@@ -202,6 +203,10 @@ class Daemon:
         allowed = {"router", "verifier"} | (set() if kind == "log" and write else {"drafter"})
         if not identity.roles & allowed:
             raise Forbidden(f"{identity.name} may not {'write' if write else 'read'} {kind}s")
+
+    def _authorize_fence(self, request: Request) -> None:
+        """Fences are the router's (D-M11)."""
+        self._peers.require(request.peer, "router")
 
     def _bases(self, *own: str) -> tuple[str, ...]:
         return (*self._config.mlc.bases, *own)

@@ -1,1 +1,1 @@
-"""sdcpctl, the operator's command."""
+"""`sdcpctl`, the operator's command."""

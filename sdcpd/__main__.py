@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 import sdcpd
 from sdcpd.config import DEFAULT_PATH, ROLE_NAMES, Config, ConfigError, load_config
+from sdcpd.config_values import is_name
 
 EXIT_RUNTIME, EXIT_CONFIG = 1, 78
+
+Wanted = tuple[str, str, str]
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,7 +43,7 @@ def main(context: click.Context, roles: tuple[str, ...], path: Path, check_confi
         raise click.UsageError("give --role router, verifier or drafter (or: sdcpd dev)")
     try:
         config = load_config(path)
-        wanted = [_role(text, config, path) for text in roles]
+        wanted = _instances(roles, config, path)
     except ConfigError as e:
         for problem in e.problems:
             click.echo(problem, err=True)
@@ -51,16 +56,36 @@ def main(context: click.Context, roles: tuple[str, ...], path: Path, check_confi
     sys.exit(_run(config, wanted))
 
 
-def _role(text: str, config: Config, path: Path) -> tuple[str, str]:
-    role, _, name = text.partition("-")
-    if role not in ROLE_NAMES:
-        raise click.UsageError(f'--role {text}: "{role}" is none of {", ".join(ROLE_NAMES)}')
-    if getattr(config, role) is None:
-        raise ConfigError([f"{path}: there is no [{role}] section, which --role {text} needs"])
-    return role, config.instance_name(name or None)
+def _instances(roles: Sequence[str], config: Config, path: Path) -> list[Wanted]:
+    """(role, name, text of --role) of each; raises ConfigError and UsageError."""
+    wanted: list[Wanted] = []
+    missing = []
+    for text in roles:
+        role, dash, name = text.partition("-")
+        if role not in ROLE_NAMES:
+            close = difflib.get_close_matches(role, ROLE_NAMES, n=1)
+            hint = f'; did you mean "{close[0]}"?' if close else ""
+            raise click.UsageError(
+                f'--role {text}: "{role}" is none of {", ".join(ROLE_NAMES)}{hint}'
+            )
+        if dash and not is_name(name):
+            raise click.UsageError(
+                f"--role {text}: a name holds only letters, digits, dot, dash and underscore"
+            )
+        if any(role == other for other, _, _ in wanted):
+            raise click.UsageError(
+                f"--role {role} is given twice; start a process for each {role}, "
+                "with a configuration file of its own"
+            )
+        if getattr(config, role) is None:
+            missing.append(f"{path}: there is no [{role}] section, which --role {text} needs")
+        wanted.append((role, config.instance_name(name or None), text))
+    if missing:
+        raise ConfigError(missing)
+    return wanted
 
 
-def _run(config: Config, wanted: list[tuple[str, str]]) -> int:
+def _run(config: Config, wanted: Sequence[Wanted]) -> int:
     import uvloop
 
     from sdcpd.daemon import Daemon, Instance, StartError
@@ -69,7 +94,7 @@ def _run(config: Config, wanted: list[tuple[str, str]]) -> int:
 
     set_up_logging(config.log.level)
     tune_process()
-    daemon = Daemon(config, [Instance(role, name) for role, name in wanted])
+    daemon = Daemon(config, [Instance(role, name, unit) for role, name, unit in wanted])
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(daemon.run())

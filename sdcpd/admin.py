@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import sdcpd
 from sdcpd.engine.tokenizer import TextModel
-from sdcpd.protocol.messages import InstanceRole, Sampling
+from sdcpd.protocol.messages import InstanceRole, Sampling, Status
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.generation import GenerationError, GenerationRequest
@@ -66,8 +66,11 @@ class _JsonResources:
 class RouterAdmin(_JsonResources):
     """The router's socket: the cluster as it sees it, and texts for `sdcpd dev --once`."""
 
-    def __init__(self, name: str, router: Router, text: TextModel) -> None:
-        self._name, self._router, self._text = name, router, text
+    def __init__(
+        self, name: str, router: Router, text: TextModel, *, api: str | None = None
+    ) -> None:
+        """`api` is where clients reach the model, if they can."""
+        self._name, self._router, self._text, self._api = name, router, text, api
         self._begun = time.monotonic()
         super().__init__({("GET", "/status"): self.status, ("POST", "/generate"): self.generate})
 
@@ -78,13 +81,12 @@ class RouterAdmin(_JsonResources):
         instances = []
         for instance in self._router.board.all():
             status = instance.status
-            fresh = now < instance.expires
             instances.append(
                 {
                     "instance": status.instance,
                     "role": InstanceRole(status.role).name.lower(),
                     "base_uri": instance.base,
-                    "state": "ready" if fresh else "expired",
+                    "state": _state(status, fresh=now < instance.expires),
                     "load": status.load,
                     "queue": status.queue,
                     "accept": None if status.accept_milli is None else status.accept_milli / 1000,
@@ -97,6 +99,7 @@ class RouterAdmin(_JsonResources):
             **_about("router", self._name, self._begun),
             "base_uri": self._router.config.base_uri,
             "model": self._text.name,
+            "api": self._api,
             "ready": readiness.ready,
             "reason": readiness.reason,
             "instances": instances,
@@ -214,6 +217,14 @@ class DrafterAdmin(_JsonResources):
             ],
             "counts": dict(drafter.counts),
         }
+
+
+def _state(status: Status, *, fresh: bool) -> str:
+    if status.ttl_ms == 0:
+        return "gone"  # it has withdrawn (D-R1)
+    if not fresh:
+        return "expired"
+    return "loading" if status.ready is False else "ready"
 
 
 def output_digest(tokens: Sequence[int]) -> str:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
+
+
+def dev_state_path() -> Path | None:
+    """Where a running `sdcpd dev` leaves its `dev.json`, if the session has such a place."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "sdcpd" / "dev.json" if base and Path(base).is_dir() else None
 
 
 class AdminUnreachable(Exception):
@@ -50,6 +57,14 @@ def ask(
     except PermissionError as e:
         raise AdminUnreachable(
             f"admin socket {path}: permission denied; join the group that owns it, or use sudo"
+        ) from e
+    except ConnectionRefusedError as e:
+        raise AdminUnreachable(
+            f"nobody listens at admin socket {path}; the instance that made it has died, start it"
+        ) from e
+    except TimeoutError as e:
+        raise AdminUnreachable(
+            f"admin socket {path} has not answered for {timeout_s:g} s; look at the instance's log"
         ) from e
     except (OSError, http.client.HTTPException, ValueError) as e:
         raise AdminUnreachable(f"admin socket {path} does not answer: {e}") from e

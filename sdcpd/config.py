@@ -6,20 +6,31 @@ instead.  Values are frozen once read.
 
 from __future__ import annotations
 
-import difflib
-import re
 import socket
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sdcpd.config_problems import find_line, line_of, toml_problem, value_problem
+from sdcpd.config_values import (
+    BaseUri,
+    Digest,
+    Duration,
+    DurationOrNever,
+    Ladder,
+    Listen,
+    M,
+    Name,
+    OptionalPath,
+    Percent,
+    Rate,
+    Size,
+    Template,
+    TrustDomain,
+)
 from sdcpd.protocol.messages import Action
-from sdcpd.protocol.uris import normalize_base_uri
-from sdcpd.units import duration_or_never_s, duration_s, percent, rate_per_s, size_octets
 
 DEFAULT_PATH = Path("/etc/sdcpd/sdcpd.toml")
 ROLE_NAMES = ("router", "verifier", "drafter")
@@ -33,58 +44,6 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-def _digest(value: object) -> bytes | None:
-    if value == "" or value is None:
-        return None
-    text = str(value).removeprefix("sha256:")
-    if not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise ValueError('must be "sha256:" and 64 hexadecimal digits')
-    return bytes.fromhex(text)
-
-
-def _base_uri(value: object) -> str:
-    if not isinstance(value, str) or normalize_base_uri(value) is None:
-        raise ValueError(f'"{value}" is not a base URI such as "https://gpu1.lab:7443/"')
-    return value
-
-
-def _listen(value: object) -> tuple[str, int]:
-    host, _, port = str(value).rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f'"{value}" is not an address such as "0.0.0.0:7443"')
-    return host.strip("[]"), int(port)
-
-
-def _ladder(value: object) -> tuple[int, ...]:
-    names = {"reduce": 1, "switch": 2, "self_decode": 3, "fail": 5}
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"must be a list of {', '.join(names)}")
-    unknown = [entry for entry in value if entry not in names]
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is none of {', '.join(names)}")
-    return tuple(names[entry] for entry in value)
-
-
-def _m(value: object) -> int | None:
-    if value == "auto":
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 64:
-        raise ValueError('must be "auto" or a number from 1 to 64')
-    return value
-
-
-Duration = Annotated[float, BeforeValidator(duration_s)]
-DurationOrNever = Annotated[float | None, BeforeValidator(duration_or_never_s)]
-Size = Annotated[int, BeforeValidator(size_octets)]
-Rate = Annotated[float, BeforeValidator(rate_per_s)]
-Percent = Annotated[int, BeforeValidator(percent)]
-Digest = Annotated[bytes | None, BeforeValidator(_digest)]
-BaseUri = Annotated[str, BeforeValidator(_base_uri)]
-Listen = Annotated[tuple[str, int], BeforeValidator(_listen)]
-Ladder = Annotated[tuple[int, ...], BeforeValidator(_ladder)]
-M = Annotated[int | None, BeforeValidator(_m)]
-
-
 class Section(BaseModel):
     """A table of the file: no unknown keys, no change after reading."""
 
@@ -94,17 +53,17 @@ class Section(BaseModel):
 class NodeSection(Section):
     """`[node]`"""
 
-    name: str = ""
+    name: Name = ""
     """Name of the instances here; the short host name if empty."""
-    trust_domain: str = "sdcp.internal"
+    trust_domain: TrustDomain = "sdcp.internal"
 
 
 class TlsSection(Section):
-    """`[tls]`; `{role}` and `{name}` stand for the instance's."""
+    """`[tls]`"""
 
-    ca: str = "/etc/sdcpd/certs/ca.crt"
-    cert: str = "/etc/sdcpd/certs/{role}.{name}.crt"
-    key: str = "/etc/sdcpd/certs/{role}.{name}.key"
+    ca: Template = "/etc/sdcpd/certs/ca.crt"
+    cert: Template = "/etc/sdcpd/certs/{role}.{name}.crt"
+    key: Template = "/etc/sdcpd/certs/{role}.{name}.key"
 
 
 class PeerSection(Section):
@@ -121,7 +80,7 @@ class PeerSection(Section):
 class ModelSection(Section):
     """`[verifier.model]` or `[drafter.model]`"""
 
-    path: Path | None = None
+    path: OptionalPath = None
     digest: Digest = None
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -134,7 +93,7 @@ class RouterSection(Section):
 
     listen: Listen = ("0.0.0.0", 7442)
     base_uri: BaseUri
-    model: Path | None = None
+    model: OptionalPath = None
     """Directory with the target's tokenizer.json and config.json; no weights are needed."""
     sampling_rule: Literal["auto", "race", "rejection"] = "auto"
     m_max: Annotated[int, Field(ge=1, le=64)] = 16
@@ -183,7 +142,7 @@ class TierSection(Section):
 
     kind: Literal["host", "lmdb"]
     size: Size
-    path: Path | None = None
+    path: Template | None = None
 
 
 def _host_tier(size: str) -> TierSection:
@@ -195,7 +154,7 @@ class MlcSection(Section):
 
     bases: list[BaseUri] = []
     tiers: list[TierSection] = Field(default_factory=lambda: [_host_tier("256MiB")])
-    log_path: Path = Path("/var/lib/sdcpd/router/logs")
+    log_path: Template = "/var/lib/sdcpd/{instance}/logs"
     log_size: Size = 16 << 30
     object_max: Size = 256 << 20
 
@@ -206,7 +165,7 @@ class ApiSection(Section):
     listen: Listen = ("127.0.0.1", 8000)
     model_name: str = ""
     """What clients call the model; the name of `[router] model`'s directory if empty."""
-    keys_file: Path | None = None
+    keys_file: OptionalPath = None
     allow_anonymous: bool = False
     cors_origins: list[str] = []
     sse_ping: Duration = 5.0
@@ -216,7 +175,7 @@ class ApiSection(Section):
 class AdminSection(Section):
     """`[admin]`"""
 
-    socket: str = "/run/sdcpd/{role}/admin.sock"
+    socket: Template = "/run/sdcpd/{instance}/admin.sock"
 
 
 class LogSection(Section):
@@ -247,7 +206,7 @@ class Config(Section):
 def load_config(path: Path) -> Config:
     """Read and check a file; raises ConfigError with every problem."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except OSError as e:
         raise ConfigError([f"{path}: {e.strerror}; name a readable file with -c FILE"]) from e
     except UnicodeDecodeError as e:
@@ -260,14 +219,15 @@ def parse_config(text: str, *, name: str) -> Config:
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
-        match = re.search(r"\(at line (\d+)", str(e))
-        where = f"{name}:{match[1]}" if match else name
-        raise ConfigError([f"{where}: not valid TOML: {e}"]) from e
+        raise ConfigError([toml_problem(e, text=text, name=name)]) from e
     try:
         config = Config.model_validate(raw)
     except ValidationError as e:
-        problems = [_problem(error, text, name) for error in e.errors(include_url=False)]
-        raise ConfigError(sorted(problems, key=_line_of)) from e
+        problems = [
+            value_problem(error, model=Config, text=text, name=name)
+            for error in e.errors(include_url=False)
+        ]
+        raise ConfigError(sorted(problems, key=line_of)) from e
     problems = list(_cross_checks(config, text, name))
     if problems:
         raise ConfigError(problems)
@@ -306,7 +266,7 @@ def _cross_checks(config: Config, text: str, name: str) -> list[str]:
             'or set kind = "ngram", which needs no model'
         )
     for index, tier in enumerate(config.mlc.tiers):
-        if tier.kind == "lmdb" and tier.path is None:
+        if tier.kind == "lmdb" and not tier.path:
             problems.append(f"{at('mlc', 'tiers')}: mlc.tiers[{index}]: an lmdb tier needs a path")
     api = config.api
     if api and not api.allow_anonymous and api.keys_file is None and not _loopback(api.listen[0]):
@@ -319,81 +279,3 @@ def _cross_checks(config: Config, text: str, name: str) -> list[str]:
 
 def _loopback(host: str) -> bool:
     return host == "localhost" or host.startswith("127.") or host == "::1"
-
-
-def _problem(error: Any, text: str, name: str) -> str:
-    path = tuple(str(part) for part in error["loc"])
-    where = f"{name}:{find_line(text, path)}"
-    dotted = ".".join(part for part in path if not part.startswith("function-"))
-    section = f"[{'.'.join(path[:-1])}]" if len(path) > 1 else "the file"
-    if error["type"] == "extra_forbidden":
-        return f'{where}: unknown key "{path[-1]}" in {section}{_did_you_mean(path)}'
-    if error["type"] == "missing":
-        return f'{where}: key "{path[-1]}" is missing in {section}'
-    reason = str(error["msg"]).removeprefix("Value error, ")
-    given = error["input"]
-    shown = f" = {given!r}" if isinstance(given, str | int | float | bool) else ""
-    return f"{where}: {dotted}{shown}: {reason[:1].lower()}{reason[1:]}"
-
-
-def _did_you_mean(path: tuple[str, ...]) -> str:
-    fields: dict[str, FieldInfo] = Config.model_fields
-    for part in path[:-1]:
-        if part.isdigit():
-            continue
-        info = fields.get(part)
-        section = _section_type(info.annotation) if info else None
-        if section is None:
-            return ""
-        fields = section.model_fields
-    close = difflib.get_close_matches(path[-1], list(fields), n=1)
-    if close:
-        return f'; did you mean "{close[0]}"?'
-    return f"; known are {', '.join(fields)}"
-
-
-def _section_type(annotation: Any) -> type[Section] | None:
-    """The Section inside an annotation such as `RouterSection | None` or `list[PeerSection]`."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    for inner in getattr(annotation, "__args__", ()):
-        if (found := _section_type(inner)) is not None:
-            return found
-    return None
-
-
-def _line_of(problem: str) -> int:
-    match = re.search(r":(\d+): ", problem)
-    return int(match[1]) if match else 0
-
-
-def find_line(text: str, path: tuple[str, ...]) -> int:
-    """The line of a key, or of the nearest thing above it that is found; tomllib does not tell."""
-    index = next((int(part) for part in path if part.isdigit()), 0)
-    keys = [part for part in path if not part.isdigit()]
-    lines = _index_lines(text)
-    for end in range(len(keys), 0, -1):
-        for table, key in ((".".join(keys[: end - 1]), keys[end - 1]), (".".join(keys[:end]), "")):
-            for occurrence in (index, 0):
-                if (table, occurrence, key) in lines:
-                    return lines[table, occurrence, key]
-    return 1
-
-
-def _index_lines(text: str) -> dict[tuple[str, int, str], int]:
-    """Line numbers by (table, which one of its name, key); the key of a header is empty."""
-    lines: dict[tuple[str, int, str], int] = {}
-    table, counts = "", dict[str, int]()
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
-            table = header[1]
-            counts[table] = counts.get(table, -1) + 1
-            lines.setdefault((table, counts[table], ""), number)
-        elif key := re.match(r"\s*([A-Za-z0-9_-]+)\s*=", line):
-            lines.setdefault((table, counts.get(table, 0), key[1]), number)
-    return lines
-
-
-def host_of(base_uri: str) -> str:
-    """The host part of a base URI."""
-    return urlsplit(base_uri).hostname or ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -54,15 +55,21 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A role to run here, and its name."""
+    """A role to run here, its name, and how `--role` wrote the two."""
 
     role: str
     name: str
+    unit: str = ""
 
     @property
     def label(self) -> str:
         """As people and certificates write it."""
         return f"{self.role} {self.name}"
+
+    def fill(self, template: str) -> Path:
+        """A path of the configuration for this instance."""
+        unit = self.unit or self.role
+        return Path(template.format(role=self.role, name=self.name, instance=unit))
 
 
 class Daemon:
@@ -75,6 +82,7 @@ class Daemon:
         self._stack = AsyncExitStack()
         self._peers = PeerTable(config.node.trust_domain, settings.peer_entries(config))
         self._routes: dict[str, Handler] = {}  # base URIs served in this process
+        self._identities: list[TlsIdentity] = []
 
     async def run(self, *, started: Callable[[], Awaitable[None]] | None = None) -> None:
         """Run until SIGTERM or SIGINT; raises StartError."""
@@ -82,6 +90,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         async with self._stack:
             self._stack.push_async_callback(self._tasks.aclose)
             objects = self._objects_tier()
@@ -96,6 +105,18 @@ class Daemon:
             await stop.wait()
             service.notify("STOPPING=1")
             log.info("stopping")
+
+    def _reload(self) -> None:
+        """SIGHUP: take new certificates; those that do not fit leave the old ones in use."""
+        service.notify_reloading()
+        for identity in self._identities:
+            try:
+                identity.reload()
+            except IdentityError as e:
+                log.error("certificates not reloaded, the old ones stay in use: %s", e)
+            else:
+                log.info("certificates reloaded: %s", ", ".join(identity.uris))
+        service.notify("READY=1")
 
     async def _start(self, instance: Instance, objects: Tier) -> None:
         try:
@@ -115,23 +136,24 @@ class Daemon:
 
     def _objects_tier(self) -> Tier:
         try:
-            return build_objects(settings.tier_specs(self._config))
+            # A process has one cache, which is named after its first instance.
+            fill = self._instances[0].fill
+            return build_objects(settings.tier_specs(self._config, fill))
         except TierError as e:
             raise StartError(str(e), status=78) from e
 
     def _identity(self, instance: Instance) -> TlsIdentity:
         tls = self._config.tls
 
-        def path(template: str) -> Path:
-            return Path(template.format(role=instance.role, name=instance.name))
-
-        identity = TlsIdentity(ca=path(tls.ca), cert=path(tls.cert), key=path(tls.key))
+        cert = instance.fill(tls.cert)
+        identity = TlsIdentity(ca=instance.fill(tls.ca), cert=cert, key=instance.fill(tls.key))
         roles = self._peers.identify(_own_peer(identity)).roles
         if instance.role not in roles:
             raise IdentityError(
-                f"certificate {path(tls.cert)} does not carry the role {instance.role} of trust "
+                f"certificate {cert} does not carry the role {instance.role} of trust "
                 f"domain {self._config.node.trust_domain}; issue one with sdcpctl certs issue"
             )
+        self._identities.append(identity)
         return identity
 
     def _client(self, identity: TlsIdentity) -> LoopbackClient:
@@ -175,7 +197,7 @@ class Daemon:
             await server.start()
         except OSError as e:
             raise StartError(
-                f"{instance.label}: cannot listen on {host}:{port}: {e.strerror}; stop the other "
+                f"{instance.label}: cannot listen on {host}:{port}: {_reason(e)}; stop the other "
                 f"program or choose another [{instance.role}] listen",
                 status=1,
             ) from e
@@ -183,10 +205,10 @@ class Daemon:
         self._routes[base_uri] = listener.handle
         log.info("%s: listening on %s:%d as %s", instance.label, host, port, base_uri)
 
-    def _mlc(self, base_uri: str, objects: Tier, *, logs: bool) -> MlcResource:
+    def _mlc(self, base_uri: str, objects: Tier, *, logs: Path | None = None) -> MlcResource:
         store = None
-        if logs:
-            store = open_logs(self._config.mlc.log_path, self._config.mlc.log_size)
+        if logs is not None:
+            store = open_logs(logs, self._config.mlc.log_size)
             self._stack.push_async_callback(store.aclose)
         return MlcResource(
             base_path=urlsplit(base_uri).path.rstrip("/"),
@@ -234,7 +256,8 @@ class Daemon:
         identity = self._identity(instance)
         client = self._client(identity)
         text = self._text_model()
-        mlc = self._mlc(section.base_uri, objects, logs=True)
+        logs = instance.fill(self._config.mlc.log_path)
+        mlc = self._mlc(section.base_uri, objects, logs=logs)
         router = Router(
             settings.router_config(self._config, tokenizer=text.digest),
             client=client,
@@ -245,7 +268,9 @@ class Daemon:
         self._stack.push_async_callback(router.aclose)
         await self._serve(instance, router.listener, identity, section.base_uri)
         self._tasks.spawn(router.run(), name="router")
-        await self._start_admin(instance, RouterAdmin(instance.name, router, text))
+        await self._start_admin(
+            instance, RouterAdmin(instance.name, router, text, api=self._api_uri())
+        )
         await self._start_api(router, text)
 
     async def _start_verifier(self, instance: Instance, objects: Tier) -> None:
@@ -255,7 +280,7 @@ class Daemon:
         assert section is not None, "checked by the command line"
         identity = self._identity(instance)
         client = self._client(identity)
-        mlc = self._mlc(section.base_uri, objects, logs=False)
+        mlc = self._mlc(section.base_uri, objects)
         engine = await self._target(section)
         self._stack.push_async_callback(engine.aclose)
         bases = self._bases(section.router, section.base_uri)
@@ -290,7 +315,7 @@ class Daemon:
             client=client,
             objects=Objects(client, bases=bases, own=section.base_uri),
             peers=self._peers,
-            mlc=self._mlc(section.base_uri, objects, logs=False),
+            mlc=self._mlc(section.base_uri, objects),
             name=instance_name(instance.name),
         )
         self._stack.push_async_callback(drafter.aclose)
@@ -339,15 +364,15 @@ class Daemon:
             raise StartError(str(e), status=78) from e
 
     async def _start_admin(self, instance: Instance, admin: Admin) -> None:
-        path = self._config.admin.socket.format(role=instance.role, name=instance.name)
-        if not path:
+        if not self._config.admin.socket:
             return
-        server = Http1Server(admin.handle, path=Path(path))
+        path = instance.fill(self._config.admin.socket)
+        server = Http1Server(admin.handle, path=path)
         try:
             await server.start()
         except OSError as e:
             raise StartError(
-                f"{instance.label}: cannot create the admin socket {path}: {e.strerror}; "
+                f"{instance.label}: cannot create the admin socket {path}: {_reason(e)}; "
                 "set [admin] socket to a path in a writable directory",
                 status=1,
             ) from e
@@ -366,12 +391,24 @@ class Daemon:
             await server.start()
         except OSError as e:
             raise StartError(
-                f"API: cannot listen on {host}:{port}: {e.strerror}; stop the other program or "
+                f"API: cannot listen on {host}:{port}: {_reason(e)}; stop the other program or "
                 "choose another [api] listen",
                 status=1,
             ) from e
         self._stack.push_async_callback(server.aclose)
-        log.info("API: http://%s:%d/v1", host, port)
+        log.info("API: %s", self._api_uri())
+
+    def _api_uri(self) -> str | None:
+        section = self._config.api
+        if section is None:
+            return None
+        host, port = section.listen
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def _reason(error: OSError) -> str:
+    """Why a socket can't be had, without the address, which the message has already."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 def _engine_loader() -> Any:

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import time
 
 
 def notify(message: str) -> None:
@@ -21,6 +22,15 @@ def notify(message: str) -> None:
             sender.sendall(message.encode())
     except OSError as e:
         logging.getLogger("sdcpd").warning("systemd could not be told %r: %s", message, e)
+
+
+def notify_reloading() -> None:
+    """Tell systemd that a reload has begun; it waits for the READY=1 that follows.
+
+    Since version 253 it needs the time as well, to tell this reload from an earlier one.
+    """
+    now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    notify(f"RELOADING=1\nMONOTONIC_USEC={now_us}")
 
 
 def set_up_logging(level: str) -> None:

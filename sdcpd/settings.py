@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sdcpd.config import ApiSection, Config, DrafterSection, ModelSection, VerifierSection
@@ -31,9 +33,12 @@ def permitted(config: Config) -> dict[str, Permitted]:
     return {p.base_uri: Permitted(p.model, p.trusted) for p in config.peers if p.base_uri}
 
 
-def tier_specs(config: Config) -> list[TierSpec]:
-    """`[mlc] tiers`."""
-    return [TierSpec(tier.kind, tier.size, tier.path) for tier in config.mlc.tiers]
+def tier_specs(config: Config, fill: Callable[[str], Path]) -> list[TierSpec]:
+    """`[mlc] tiers`; `fill` puts the instance's names into a path."""
+    return [
+        TierSpec(tier.kind, tier.size, fill(tier.path) if tier.path else None)
+        for tier in config.mlc.tiers
+    ]
 
 
 def listen_of(config: Config, role: str) -> tuple[str, int]:

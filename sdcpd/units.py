@@ -16,7 +16,7 @@ def _scaled(value: object, units: dict[str, float], example: str) -> float:
     match = _NUMBER.match(value)
     if match is None or match[2] not in units:
         known = ", ".join(units)
-        raise ValueError(f'"{value}" is not a number with a unit ({known}), as in "{example}"')
+        raise ValueError(f'must be a number with a unit ({known}), as in "{example}"')
     return float(match[1]) * units[match[2]]
 
 

@@ -1,0 +1,29 @@
+"""`sdcpctl`: certificates, and what a running cluster is doing.
+
+Started often and by scripts, so whatever a command needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import click
+
+import sdcpd
+from cli.certificates import certs
+from cli.status import status
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(sdcpd.__version__, prog_name="sdcpctl")
+def main() -> None:
+    """Operate sdcpd.
+
+    Exit codes: 0 done, 1 failed, 2 usage, 3 cannot connect.
+    """
+
+
+main.add_command(certs)
+main.add_command(status)
+
+
+if __name__ == "__main__":
+    main(prog_name="sdcpctl")

@@ -1,0 +1,61 @@
+"""Which admin socket to ask: the one named, else of `sdcpd dev`, else of the installed router."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from cli.errors import EXIT_UNREACHABLE, CtlError
+from sdcpd.admin_client import dev_state_path
+
+RUN = Path("/run/sdcpd")
+
+
+class Endpoint(click.ParamType[Path]):
+    """`unix:PATH`, or a path that is recognised as one."""
+
+    name = "endpoint"
+
+    def convert(
+        self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path:
+        """The path of the socket; a usage error for anything else."""
+        if isinstance(value, Path):
+            return value
+        path = value.removeprefix("unix:")
+        if (path != value and path) or value.startswith("/"):
+            return Path("/" + path.lstrip("/")) if path.startswith("//") else Path(path)
+        self.fail(f'"{value}" must look like unix:{RUN}/router/admin.sock', param, ctx)
+
+
+def default_endpoint(run: Path = RUN) -> Path:
+    """The socket to ask when none is named; raises CtlError when there is nothing to ask."""
+    dev = dev_state_path()
+    if dev is not None and (socket := _dev_router(dev)) is not None:
+        return socket
+    installed = run / "router" / "admin.sock"
+    if installed.parent.is_dir():
+        return installed
+    tried = f"no `sdcpd dev` runs in this session and {installed} does not exist"
+    others = sorted(run.glob("*/admin.sock"))
+    if others:
+        raise CtlError(
+            f"{tried}; on this host there is --endpoint unix:{others[0]}", status=EXIT_UNREACHABLE
+        )
+    raise CtlError(
+        f"{tried}; start one (sdcpd dev, or: systemctl start sdcpd@router), "
+        "or name a socket with --endpoint unix:PATH",
+        status=EXIT_UNREACHABLE,
+    )
+
+
+def _dev_router(state: Path) -> Path | None:
+    """The router's socket in `dev.json`; None where there is no such cluster any more."""
+    try:
+        instances = json.loads(state.read_text("utf-8"))["instances"]
+        socket = next(Path(one["admin"]) for one in instances if one["role"] == "router")
+    except (OSError, ValueError, KeyError, StopIteration):
+        return None
+    return socket if socket.exists() else None

@@ -1,0 +1,124 @@
+"""`sdcpctl status`: the cluster as its router sees it, or one instance as it sees itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.endpoint import Endpoint, default_endpoint
+from cli.errors import EXIT_UNREACHABLE, CtlError
+from cli.text import duration, echo, table
+
+STATE_COLOURS = {"ready": "green", "loading": "yellow", "expired": "red", "gone": "bright_black"}
+HEADER = ("INSTANCE", "ROLE", "STATE", "LOAD", "QUEUE", "ACCEPT", "SESS", "SEEN", "BASE URI")
+RIGHT = (3, 4, 5, 6, 7)
+
+
+@click.command()
+@click.option(
+    "--endpoint",
+    type=Endpoint(),
+    envvar="SDCPCTL_ENDPOINT",
+    metavar="unix:PATH",
+    help="admin socket to ask; default: the running `sdcpd dev`, else this host's router "
+    "[env: SDCPCTL_ENDPOINT]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="json has a stable form, named by its key `schema`",
+)
+def status(endpoint: Path | None, output: str) -> None:
+    """Show the router, its verifiers and drafters, and the sessions."""
+    from sdcpd.admin_client import AdminRefused, AdminUnreachable, ask
+
+    path = endpoint or default_endpoint()
+    try:
+        answer = ask(path, "GET", "/status")
+    except AdminUnreachable as e:
+        raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
+    except AdminRefused as e:
+        raise CtlError(f"{path} refused: {e}") from e
+    if output == "json":
+        echo(json.dumps(answer, indent=2, ensure_ascii=False))
+        return
+    lines = _router(answer) if answer["role"] == "router" else _instance(answer)
+    echo("\n".join(lines))
+
+
+def _router(answer: dict[str, Any]) -> list[str]:
+    state = click.style("ready", fg="green") if answer["ready"] else _red("not ready")
+    api = f"   API {answer['api']}" if answer["api"] else ""
+    lines = [
+        f"Router {answer['name']}  up {duration(answer['up_s'])}   {state}{api}"
+        f"   model {answer['model']}   version {answer['version']}"
+    ]
+    rows = [_row(one) for one in sorted(answer["instances"], key=_order)]
+    if rows:
+        lines += table([HEADER, *rows], right=RIGHT)
+    lines.append(_sessions(answer))
+    if not answer["ready"]:
+        lines.append(f"{_red('!')} not ready: {answer['reason']}")
+    return lines + [_remark(one) for one in answer["instances"] if one["state"] == "expired"]
+
+
+def _order(instance: dict[str, Any]) -> tuple[bool, bool, str]:
+    return (instance["state"] == "gone", instance["role"] != "verifier", instance["instance"])
+
+
+def _row(instance: dict[str, Any]) -> tuple[str, ...]:
+    here = instance["state"] in ("ready", "loading")
+    accept = instance["accept"]
+    return (
+        instance["instance"],
+        instance["role"],
+        click.style(instance["state"], fg=STATE_COLOURS[instance["state"]]),
+        f"{instance['load']}%" if here else "-",
+        str(instance["queue"]) if here else "-",
+        "-" if accept is None else f"{accept:.2f}",
+        str(instance["sessions"]),
+        f"{instance['seen_s']:.1f}s",
+        instance["base_uri"],
+    )
+
+
+def _sessions(answer: dict[str, Any]) -> str:
+    count = answer["counts"].get("sessions", 0)
+    return f"Sessions {len(answer['sessions'])} open, {count} since start"
+
+
+def _remark(instance: dict[str, Any]) -> str:
+    return (
+        f"{_red('!')} {instance['instance']}: no status for {instance['seen_s']:.1f} s.  "
+        f"Look at its log, at {instance['base_uri']}: "
+        f"journalctl -u 'sdcpd@{instance['role']}*' -n 50"
+    )
+
+
+def _instance(answer: dict[str, Any]) -> list[str]:
+    """A verifier or a drafter, asked itself."""
+    load = f"   load {answer['load']}%" if "load" in answer else ""
+    lines = [
+        f"{answer['role'].capitalize()} {answer['instance']}  up {duration(answer['up_s'])}{load}"
+        f"   {answer['base_uri']}   version {answer['version']}"
+    ]
+    counts = answer["counts"]
+    if counts:
+        lines.append("   ".join(f"{name} {counts[name]}" for name in sorted(counts)))
+    columns = [name for name in ("session", "epoch", "round", "committed") if answer["sessions"]]
+    if columns:
+        rows = [[str(one[name]) for name in columns] for one in answer["sessions"]]
+        lines += table([[name.upper() for name in columns], *rows], right=(1, 2, 3))
+    else:
+        lines.append("no sessions")
+    return lines
+
+
+def _red(text: str) -> str:
+    return click.style(text, fg="red")

@@ -1,0 +1,109 @@
+"""The kinds of values in a configuration file, each with its check and its words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator
+
+from sdcpd.protocol.uris import normalize_base_uri
+from sdcpd.units import duration_or_never_s, duration_s, percent, rate_per_s, size_octets
+
+
+def _digest(value: object) -> bytes | None:
+    if value == "" or value is None:
+        return None
+    text = str(value).removeprefix("sha256:")
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ValueError('must be "sha256:" and 64 hexadecimal digits')
+    return bytes.fromhex(text)
+
+
+def _base_uri(value: object) -> str:
+    if not isinstance(value, str) or normalize_base_uri(value) is None:
+        raise ValueError('must be a base URI such as "https://gpu1.lab:7443/"')
+    return value
+
+
+def _listen(value: object) -> tuple[str, int]:
+    host, _, port = str(value).rpartition(":")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise ValueError('must be an address such as "0.0.0.0:7443"')
+    return host.strip("[]"), int(port)
+
+
+def _ladder(value: object) -> tuple[int, ...]:
+    names = {"reduce": 1, "switch": 2, "self_decode": 3, "fail": 5}
+    known = ", ".join(names)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"must be a list of {known}")
+    unknown = [entry for entry in value if entry not in names]
+    if unknown:
+        raise ValueError(f'"{unknown[0]}" is none of {known}')
+    return tuple(names[entry] for entry in value)
+
+
+def _m(value: object) -> int | None:
+    if value == "auto":
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 64:
+        raise ValueError('must be "auto" or a number from 1 to 64')
+    return value
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not (value == "" or is_name(value)):
+        raise ValueError('may hold only letters, digits, dot, dash and underscore, as in "gpu1"')
+    return value
+
+
+def _trust_domain(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9._-]{1,255}", value):
+        raise ValueError('may hold only a-z, 0-9, dot, dash and underscore, as in "lab.example"')
+    return value
+
+
+def _directory_or_file(value: object) -> object:
+    return None if value == "" else value
+
+
+def _template(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be a path in quotes")
+    try:
+        value.format(role="", name="", instance="")
+    except (KeyError, IndexError, ValueError, AttributeError) as e:
+        raise ValueError("may hold {role}, {name} and {instance}, and no other braces") from e
+    return value
+
+
+def _more_than_zero(value: float) -> float:
+    if value <= 0:
+        raise ValueError("must be more than 0")
+    return value
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can name an instance: it becomes part of file names and certificates."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text) is not None
+
+
+Positive = AfterValidator(_more_than_zero)
+Duration = Annotated[float, BeforeValidator(duration_s), Positive]
+DurationOrNever = Annotated[float | None, BeforeValidator(duration_or_never_s)]
+Size = Annotated[int, BeforeValidator(size_octets), Positive]
+Rate = Annotated[float, BeforeValidator(rate_per_s), Positive]
+Percent = Annotated[int, BeforeValidator(percent)]
+Digest = Annotated[bytes | None, BeforeValidator(_digest)]
+BaseUri = Annotated[str, BeforeValidator(_base_uri)]
+Listen = Annotated[tuple[str, int], BeforeValidator(_listen)]
+Ladder = Annotated[tuple[int, ...], BeforeValidator(_ladder)]
+M = Annotated[int | None, BeforeValidator(_m)]
+Name = Annotated[str, BeforeValidator(_name)]
+TrustDomain = Annotated[str, BeforeValidator(_trust_domain)]
+OptionalPath = Annotated[Path | None, BeforeValidator(_directory_or_file)]
+Template = Annotated[str, BeforeValidator(_template)]
+"""A path in which `{role}`, `{name}` and `{instance}` stand for the instance's: of
+`--role drafter-d1` the role is drafter, the name d1, and the instance drafter-d1."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import sdcpd
-from sdcpd.engine.tokenizer import TextModel
+from sdcpd.engine.tokenizer import ChatTemplateError, TextModel
 from sdcpd.protocol.messages import InstanceRole, Sampling, Status
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.drafter import Drafter
@@ -56,7 +56,7 @@ class _JsonResources:
             return _json(200, {"schema": SCHEMA, **await resource(body)})
         except ValueError as e:
             return _json(400, {"error": f"the body is not JSON: {e}"})
-        except (AdminError, GenerationError) as e:
+        except (AdminError, ChatTemplateError, GenerationError) as e:
             return _json(409, {"error": str(e)})
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
@@ -118,12 +118,20 @@ class RouterAdmin(_JsonResources):
         }
 
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
-        """One text, with what it took."""
+        """One text, with what it took.
+
+        Members: prompt, max_tokens, temperature (0 is greedy), seed, chat (the prompt is a user's
+        message), ignore_eos.
+        """
         prompt, max_tokens = body.get("prompt", ""), body.get("max_tokens", 64)
         temperature, seed = body.get("temperature", 0.0), body.get("seed")
         if not isinstance(prompt, str) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise AdminError("prompt must be text and max_tokens a number above 0")
-        ids = self._text.encode(prompt)
+        if body.get("chat"):
+            rendered = self._text.chat_prompt([{"role": "user", "content": prompt}])
+            ids = self._text.encode(rendered, special=False)
+        else:
+            ids = self._text.encode(prompt)
         room = self._text.context_max - len(ids)
         if max_tokens > room:
             raise AdminError(

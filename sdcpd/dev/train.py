@@ -59,6 +59,7 @@ VOCABULARY = 2048
 WINDOW = 256
 BATCH = 16
 WEIGHT_DECAY = 0.1
+MEASURED = 20  # held-out prompts that the report on the pair uses
 WRITTEN = 1400  # documents whose beginnings the target goes on with, for the drafter to learn
 
 
@@ -322,6 +323,12 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, directory: Path) -> None
     (directory / "generation_config.json").unlink(missing_ok=True)
 
 
+def write_held_out(records: list[dict[str, Any]], path: Path) -> None:
+    """The first prompts that were held out, by which the pair is measured."""
+    prompts = [r["prompt"] for r in records if held_out(r)][:MEASURED]
+    path.write_text(json.dumps(prompts, indent=1) + "\n")
+
+
 def main() -> None:
     """Train and save the pair."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -337,6 +344,7 @@ def main() -> None:
     with (options.out / "training.log").open("w") as stream:
         log = Log(stream)
         kept = [r for r in records if not held_out(r)]
+        write_held_out(records, options.out / "held_out.json")
         tokenizer = train_tokenizer([r["prompt"] + "\n" + r["text"] for r in kept])
         train = documents(tokenizer, [r for r in kept if not validates(r)])
         check = documents(tokenizer, [r for r in kept if validates(r)])

@@ -1,0 +1,219 @@
+"""`sdcpd dev` from outside: real processes, real mutual TLS, the bundled pair."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from sdcpd.admin import output_digest
+from tests.kit.dev import COMMAND, PAIR, Dev, dev, environment, once
+
+DRAFTERS = {
+    "model": ("--drafter", str(PAIR / "drafter")),
+    "ngram": ("--drafter", "ngram"),
+    "none": ("--drafter", "none"),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    with dev(tmp_path_factory.mktemp("dev") / "state") as running:
+        yield running
+
+
+def test_the_printed_curl_line_answers(cluster: Dev) -> None:
+    (line,) = re.findall(r"curl .*", cluster.banner)
+    done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.rstrip().endswith("data: [DONE]")
+    assert '"finish_reason":"length"' in done.stdout.replace(" ", "")
+
+
+def test_dev_json_tells_where_everything_is(cluster: Dev) -> None:
+    names = [i["name"] for i in cluster.state["instances"]]
+    assert names == ["r0", "v0", "d0", "d1"]
+    assert cluster.state["trust_domain"] == "dev.sdcp"
+    for instance in cluster.state["instances"]:
+        os.kill(instance["pid"], 0)
+        assert Path(instance["cert"]).is_file() and Path(instance["key"]).is_file()
+        assert instance["base_uri"].startswith("https://127.0.0.1:")
+    assert Path(cluster.state["ca"]).is_file()
+
+
+def test_openai_client_streams_a_chat(cluster: Dev) -> None:
+    client = openai.OpenAI(base_url=cluster.api, api_key="unused")
+    messages = [{"role": "user", "content": "Write a short story about a tiny dragon."}]
+    chunks = list(
+        client.chat.completions.create(  # type: ignore[call-overload]
+            model="tiny",
+            messages=messages,
+            stream=True,
+            max_tokens=40,
+            temperature=0,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    usage = chunks[-1].usage
+    whole = client.chat.completions.create(  # type: ignore[call-overload]
+        model="tiny", messages=messages, max_tokens=40, temperature=0
+    )
+    assert whole.choices[0].message.content == text
+    assert whole.usage.completion_tokens == usage.completion_tokens <= 40
+    assert whole.usage.prompt_tokens == usage.prompt_tokens > 0
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    client.close()
+
+
+def test_speculation_pays(cluster: Dev) -> None:
+    """The drafters save target passes."""
+    found = cluster.generate("Write a short story about a tiny dragon.", 64, chat=True)
+    assert found["tokens_per_pass"] > 1.2
+    assert found["digest"] == output_digest(found["tokens"])
+    assert found["rounds"] + found["self_decoded"] > 0
+
+
+def test_a_killed_drafter_is_not_noticed(cluster: Dev) -> None:
+    """R-6.9-1: the text is the same before and after."""
+    wanted = cluster.generate("Once upon a time", 48)["tokens"]
+    os.kill(cluster.instance("d0")["pid"], signal.SIGKILL)
+    assert cluster.generate("Once upon a time", 48)["tokens"] == wanted
+
+
+def test_killed_verifier_is_replaced_in_the_middle_of_a_stream(tmp_path: Path) -> None:
+    """R-6.9-9, R-6.9-12: with a spare verifier the client sees nothing."""
+    with dev(tmp_path / "state", "--verifiers", "2") as running:
+        client = openai.OpenAI(base_url=running.api, api_key="unused")
+        request = {
+            "model": "tiny",
+            "prompt": "Once upon a time",
+            "max_tokens": 200,
+            "temperature": 0,
+        }
+        wanted = client.completions.create(**request).choices[0].text  # type: ignore[call-overload]
+        stream = client.completions.create(**request, stream=True)  # type: ignore[call-overload]
+        text, killed = "", False
+        for chunk in stream:
+            text += chunk.choices[0].text
+            if not killed and len(text) > 10:
+                killed = True
+                sessions = running_sessions(running)
+                name = next(
+                    i["name"]
+                    for i in running.state["instances"]
+                    if i["base_uri"] == sessions[0]["verifier"]
+                )
+                os.kill(running.instance(name)["pid"], signal.SIGKILL)
+        client.close()
+        assert killed and text == wanted
+
+
+def running_sessions(running: Dev) -> list[dict[str, str]]:
+    from sdcpd.admin_client import ask
+
+    return list(ask(Path(running.instance("r0")["admin"]), "GET", "/status")["sessions"])
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "--port", "0", "--drafter", "ngram"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**environment(), "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    said = ""
+    while "Stop: Ctrl-C" not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(children) == 3
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=20)
+    assert process.returncode == 0 and "nothing is left behind" in rest
+    assert list(tmp_path.iterdir()) == []
+    for child in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(child), 0)
+
+
+def test_a_seed_gives_one_text_with_every_drafter_and_across_restarts() -> None:
+    """R-Z-2: each run is a new cluster."""
+    sampled = ("--temperature", "0.9", "--max-tokens", "40")
+    texts = {
+        name: once(*drafter, *sampled, "--seed", "7")["tokens"]
+        for name, drafter in DRAFTERS.items()
+    }
+    assert texts["model"] == texts["ngram"] == texts["none"]
+    assert once("--drafter", "ngram", *sampled, "--seed", "8")["tokens"] != texts["none"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--target", "/nowhere"), 78, "no such directory"),
+        (("--drafter", "/nowhere"), 78, "/nowhere"),
+        (("--verifiers", "0"), 2, "verifiers"),
+        (("--colour",), 2, "No such option"),
+    ],
+)
+def test_bad_options_are_one_sentence(options: tuple[str, ...], code: int, words: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--once", *options],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert words in done.stderr
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [*COMMAND, "--port", str(port), "--drafter", "ngram"],
+            capture_output=True,
+            text=True,
+            env={**environment(), "TMPDIR": str(tmp_path)},
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.search(rf"127\.0\.0\.1:{port}: .*in use", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_model_directory_that_lacks_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps({"architectures": ["GPT2LMHeadModel"]})
+    )
+    done = subprocess.run(
+        [*COMMAND, "--once", "--target", str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 78 and "Traceback" not in done.stderr
+    assert "tokenizer.json is missing" in done.stderr or "GPT2LMHeadModel" in done.stderr
+    assert sys.version_info >= (3, 11)

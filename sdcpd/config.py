@@ -16,9 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sdcpd.config_problems import find_line, line_of, toml_problem, value_problem
 from sdcpd.config_values import (
     BaseUri,
+    Device,
     Digest,
     Duration,
     DurationOrNever,
+    DurationOrZero,
     Ladder,
     Listen,
     M,
@@ -82,7 +84,7 @@ class ModelSection(Section):
 
     path: OptionalPath = None
     digest: Digest = None
-    device: str = "auto"
+    device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     kv_memory: Size = 2 << 30
@@ -168,7 +170,7 @@ class ApiSection(Section):
     keys_file: OptionalPath = None
     allow_anonymous: bool = False
     cors_origins: list[str] = []
-    sse_ping: Duration = 5.0
+    sse_ping: DurationOrZero = 5.0
     max_queue: Annotated[int, Field(ge=1, le=100_000)] = 256
 
 
@@ -271,8 +273,8 @@ def _cross_checks(config: Config, text: str, name: str) -> list[str]:
     api = config.api
     if api and not api.allow_anonymous and api.keys_file is None and not _loopback(api.listen[0]):
         problems.append(
-            f"{at('api', 'listen')}: the API would be open to the network without a key; set "
-            "api.keys_file, or api.allow_anonymous = true if that is wanted"
+            f"{at('api', 'listen')}: api.listen is open to the network and no key is asked for; "
+            "set api.keys_file, or api.allow_anonymous = true if that is wanted"
         )
     return problems
 

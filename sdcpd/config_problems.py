@@ -32,6 +32,7 @@ _TOML_HINTS = {
     "Cannot overwrite": "the key stands twice; keep one",
     "Cannot declare": "the section stands twice; put its keys into one",
     "Unterminated": "close the quotes on the same line",
+    'Expected "\'"': "close the quotes on the same line",
     "Illegal character": "close the quotes on the same line",
     "Expected '='": "a line is key = value, or a [section]",
     "Expected newline": 'one key a line, and text in quotes, as in name = "r0"',

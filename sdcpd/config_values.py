@@ -65,6 +65,12 @@ def _trust_domain(value: object) -> str:
     return value
 
 
+def _device(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", value):
+        raise ValueError('must be "auto", "cpu", "cuda" or "cuda:0"')
+    return value
+
+
 def _directory_or_file(value: object) -> object:
     return None if value == "" else value
 
@@ -92,6 +98,7 @@ def is_name(text: str) -> bool:
 
 Positive = AfterValidator(_more_than_zero)
 Duration = Annotated[float, BeforeValidator(duration_s), Positive]
+DurationOrZero = Annotated[float, BeforeValidator(duration_s)]
 DurationOrNever = Annotated[float | None, BeforeValidator(duration_or_never_s)]
 Size = Annotated[int, BeforeValidator(size_octets), Positive]
 Rate = Annotated[float, BeforeValidator(rate_per_s), Positive]
@@ -101,6 +108,7 @@ BaseUri = Annotated[str, BeforeValidator(_base_uri)]
 Listen = Annotated[tuple[str, int], BeforeValidator(_listen)]
 Ladder = Annotated[tuple[int, ...], BeforeValidator(_ladder)]
 M = Annotated[int | None, BeforeValidator(_m)]
+Device = Annotated[str, BeforeValidator(_device)]
 Name = Annotated[str, BeforeValidator(_name)]
 TrustDomain = Annotated[str, BeforeValidator(_trust_domain)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_directory_or_file)]

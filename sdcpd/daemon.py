@@ -128,7 +128,9 @@ class Daemon:
                 case "drafter":
                     await self._start_drafter(instance, objects)
         except IdentityError as e:
-            raise StartError(f"{instance.label}: {e}", status=78) from e
+            unreadable = isinstance(e.__cause__, OSError)
+            hint = "; put it there, or name another in [tls]" if unreadable else ""
+            raise StartError(f"{instance.label}: {e}{hint}", status=78) from e
         except TierError as e:
             raise StartError(f"{instance.label}: {e}", status=78) from e
 
@@ -382,11 +384,16 @@ class Daemon:
         section = self._config.api
         if section is None:
             return
+        from sdcpd.roles.api_access import KeysError
         from sdcpd.roles.frontend import FrontEnd
 
-        front_end = FrontEnd(router, text, settings.api_settings(section))
+        try:
+            front_end = FrontEnd(router, text, settings.api_settings(section))
+        except KeysError as e:
+            raise StartError(f"[api] keys_file: {e}", status=78) from e
+        self._stack.push_async_callback(front_end.aclose)
         host, port = section.listen
-        server = Http1Server(front_end.handle, host=host, port=port)
+        server = Http1Server(front_end.handle, host=host, port=port, refuse=front_end.refuse)
         try:
             await server.start()
         except OSError as e:

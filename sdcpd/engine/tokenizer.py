@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -17,6 +19,10 @@ from sdcpd.engine.api import ModelError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CONTEXT_DEFAULT = 2048
+# Octets of an unfinished character decode as U+FFFD: at most 3, with byte fallback also those of
+# the character before. More than that are text: the model writes U+FFFD, or what is no UTF-8.
+HELD_MAX = 8
+WINDOW_MAX = 32
 
 
 class ChatTemplateError(Exception):
@@ -54,7 +60,10 @@ class TextModel:
         config = _json(directory / "config.json", needed=True)
         extra = _json(directory / "tokenizer_config.json", needed=False)
         generation = _json(directory / "generation_config.json", needed=False)
-        eos = generation.get("eos_token_id", config.get("eos_token_id"))
+        tokenizer.no_truncation()  # a prompt that is too long must be seen, not cut
+        tokenizer.no_padding()
+        eos = generation.get("eos_token_id")
+        eos = config.get("eos_token_id") if eos is None else eos
         ids = list(eos) if isinstance(eos, list) else [] if eos is None else [eos]
         named = tokenizer.token_to_id(_text(extra.get("eos_token")))
         ids += [named] if named is not None and named not in ids else []
@@ -63,8 +72,8 @@ class TextModel:
             digest=hashlib.sha256(octets).digest(),
             tokenizer=tokenizer,
             eos=tuple(ids),
-            context_max=int(config.get("max_position_embeddings", CONTEXT_DEFAULT)),
-            vocab=int(config.get("vocab_size", tokenizer.get_vocab_size())),
+            context_max=_count(config, "max_position_embeddings", CONTEXT_DEFAULT),
+            vocab=_count(config, "vocab_size", tokenizer.get_vocab_size()),
             template=_template(directory, extra),
             special={key: _text(extra.get(key)) for key in ("bos_token", "eos_token")},
         )
@@ -79,63 +88,79 @@ class TextModel:
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
         """Render messages by the model's template; raises ChatTemplateError."""
-        if self.template is None:
-            raise ChatTemplateError(f"model {self.name} has no chat template; use /v1/completions")
-
-        def raise_exception(text: str) -> None:
-            raise ChatTemplateError(text)
-
-        # Templates come with model files and may be hostile: they run in a sandbox.
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = raise_exception
         try:
-            return environment.from_string(self.template).render(
+            return self._compiled_template.render(
                 messages=list(messages), add_generation_prompt=True, **self.special
             )
-        except TemplateError as e:
+        except ChatTemplateError:
+            raise
+        except Exception as e:  # a template may compute, so it may fail with anything
             raise ChatTemplateError(f"the chat template refuses the messages: {e}") from e
+
+    @cached_property
+    def _compiled_template(self) -> Template:
+        if self.template is None:
+            raise ChatTemplateError(f"model {self.name} has no chat template; use /v1/completions")
+        # Templates come with model files and may be hostile: they run in a sandbox.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse_messages
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        try:
+            return environment.from_string(self.template)
+        except TemplateError as e:
+            raise ChatTemplateError(f"the chat template of {self.name} is broken: {e}") from e
 
 
 class TextStream:
-    """Turns tokens that arrive a few at a time into text that never splits a character.
+    """Turns tokens that come one by one into text, of which no piece splits a character.
 
-    Decodes from the last place where a character ended, so that a step costs what is new.
+    Decodes a short window: the tokens since the last place where a character was known to end,
+    and those of the step before, which tell the decoder that it is not at the start of a text.
     """
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
-        self._tokens: list[int] = []
-        self._from = 0  # decoding starts here: the text before it is settled
-        self._shown = 0  # characters of the decoded tail that were given out
+        self._window: list[int] = []
+        self._shown = 0  # characters of the decoded window that were given out
+        self._context = 0  # tokens of the window that were complete before
 
-    def add(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete; may be empty."""
-        self._tokens += tokens
-        return self._take(final=False)
+    def add(self, token: int) -> str:
+        """The text that this token completes; may be empty."""
+        self._window.append(token)
+        text = self._model.decode(self._window)
+        held = min(len(text) - len(text.rstrip(REPLACEMENT)), HELD_MAX)
+        new = text[self._shown : len(text) - held]
+        self._shown = max(self._shown, len(text) - held)
+        if held == 0:
+            self._move(len(self._window) - self._context, held)
+        elif len(self._window) > WINDOW_MAX:
+            self._move(HELD_MAX, held)
+        return new
 
     def finish(self) -> str:
         """What is left when no more tokens come, an unfinished character included."""
-        return self._take(final=True)
-
-    def _take(self, *, final: bool) -> str:
-        text = self._model.decode(self._tokens[self._from :])
-        end = len(text)
-        if not final:
-            while end > 0 and text[end - 1] == REPLACEMENT:
-                end -= 1  # octets of a character that is not complete yet
-        new = text[self._shown : end]
-        self._shown += len(new)
-        if end == len(text) and len(self._tokens) - self._from > 16:
-            self._rebase()
+        new = self._model.decode(self._window)[self._shown :]
+        self._window, self._shown, self._context = [], 0, 0
         return new
 
-    def _rebase(self) -> None:
-        """Forget all but a few tokens, which give the tokenizer its context."""
-        start = len(self._tokens) - 4
-        tail = self._model.decode(self._tokens[start:])
-        whole = self._model.decode(self._tokens[self._from :])
-        if REPLACEMENT not in tail and whole.endswith(tail):
-            self._from, self._shown = start, len(tail)
+    def _move(self, kept: int, held: int) -> None:
+        """Forget all tokens but the last `kept`, unless those are no text."""
+        window = self._window[-kept:]
+        if text := self._model.decode(window):
+            self._window, self._context = window, kept
+            self._shown = max(0, len(text) - held)
+
+
+def _refuse_messages(text: str) -> None:
+    raise ChatTemplateError(text)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """As templates expect it: jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _template(directory: Path, extra: dict[str, Any]) -> str | None:
@@ -161,6 +186,15 @@ def _json(path: Path, *, needed: bool) -> dict[str, Any]:
     except ValueError as e:
         raise ModelError(f"{path}: not readable as JSON ({e}); fetch the file again") from e
     return value if isinstance(value, dict) else {}
+
+
+def _count(config: dict[str, Any], key: str, default: int) -> int:
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"config.json: {key} is {value!r}; expected a whole number above 0")
+    return value
 
 
 def _text(value: object) -> str:

@@ -125,6 +125,9 @@ def hint(key: str, read: Reader) -> Member:
     return Member(key, read, optional=True, hint=True)
 
 
+KEY_SHOWN_MAX = 40  # characters of an unknown key that an answer repeats
+
+
 class Table(Generic[M]):
     """The members of one message, in the order in which they are checked.
 
@@ -161,7 +164,9 @@ class Table(Generic[M]):
                 if not is_hint:
                     raise Invalid(f"{key} {error}") from None
         if self.closed and len(arguments) != len(value):
-            raise Invalid("has an unknown key")
+            known = {step[0] for step in self._steps}
+            unknown = next(key for key in value if key not in known)
+            raise Invalid(f"has an unknown key, {ascii(unknown)[:KEY_SHOWN_MAX]}")
         return arguments
 
     def plain(

@@ -79,8 +79,8 @@ class CommitLog:
 
     async def append(self, record: CommitRecord) -> Outcome:
         """Append a commit record; raises LogUnavailable if the store refuses for now."""
-        if not self._known:
-            await self.read()
+        if not self._known and (found := await self.settle(record)) is not Outcome.UNKNOWN:
+            return found
         try:
             response = await self._write(encode_record(record))
         except TransportError as e:

@@ -35,7 +35,7 @@ CONNECTIONS_MAX = 4096
 
 
 class Body(Protocol):
-    """Pieces of a body, each sent at once; `aclose` is called in any case, also before the first."""
+    """Pieces of a body, each sent at once; `aclose` is always called, even if nothing was asked."""
 
     async def __anext__(self) -> bytes: ...
 
@@ -261,8 +261,9 @@ class _Connection:
     async def _while_there(self, gone: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled when the client goes; raises _Gone then."""
         task = asyncio.ensure_future(work)
+        both: tuple[asyncio.Future[Any], ...] = (task, gone)
         try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not task.done():
                 task.cancel()

@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from sdcpd.protocol.commit_log import decode_log, read_log
-from sdcpd.transport.http import ConnectionLost, Request, Response
+from sdcpd.transport.http import (
+    Client,
+    ConnectFailed,
+    ConnectionLost,
+    Headers,
+    Request,
+    Response,
+)
 
 Hook = Callable[[Request], Awaitable[Response | None]]
 
@@ -73,14 +80,37 @@ class MemoryMlc:
         return read_log(decode_log(self.logs[name][1])).tokens
 
 
-async def lose_answer(mlc: MemoryMlc, request: Request) -> Response:
-    """Process a request, then lose the connection."""
-    hook, mlc.before = mlc.before, None
-    try:
-        await mlc.handle(request)
-    finally:
-        mlc.before = hook
-    raise ConnectionLost("the connection was lost after the request")
+class LossyClient:
+    """A client whose answers to PUT are lost, or that reaches nobody, as a test says."""
+
+    def __init__(self, inner: Client) -> None:
+        self.inner = inner
+        self.lose_answers = 0
+        self.unreachable = False
+
+    async def request(
+        self,
+        method: str,
+        uri: str,
+        *,
+        headers: Headers = (),
+        body: bytes = b"",
+        timeout_s: float = 30.0,
+    ) -> Response:
+        """See Client."""
+        if self.unreachable:
+            raise ConnectFailed("nobody listens")
+        answer = await self.inner.request(
+            method, uri, headers=headers, body=body, timeout_s=timeout_s
+        )
+        if method == "PUT" and self.lose_answers:
+            self.lose_answers -= 1
+            raise ConnectionLost("the connection was lost after the request")
+        return answer
+
+    async def aclose(self) -> None:
+        """See Client."""
+        await self.inner.aclose()
 
 
 async def never(_: Request) -> Response | None:

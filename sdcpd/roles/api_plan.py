@@ -1,0 +1,71 @@
+"""From a checked body and its prompt's tokens to what is asked of the router."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sdcpd.engine.tokenizer import TextModel
+from sdcpd.roles.api_bodies import TextBody
+from sdcpd.roles.api_errors import invalid
+from sdcpd.roles.generation import GenerationRequest
+from sdcpd.transport.http import Request
+
+SPECULATION_FIELD = "x-sdcp-speculation"
+
+
+def plan(
+    body: TextBody,
+    prompt: Sequence[int],
+    *,
+    text: TextModel,
+    param: str,
+    max_new_default: int | None,
+    request: Request,
+) -> GenerationRequest:
+    """The text to generate; `param` is what the prompt came from; raises ApiError 400.
+
+    Without `max_new_default` a text may fill the rest of the context.
+    """
+    _check_prompt(prompt, text=text, param=param)
+    room = text.context_max - len(prompt)
+    wanted = body.max_new
+    if wanted is None:
+        wanted = room if max_new_default is None else min(max_new_default, room)
+    if room < 1 or wanted > room:
+        raise _too_long(body.max_new, len(prompt), context=text.context_max, param=param)
+    return GenerationRequest(
+        prompt=tuple(prompt),
+        max_new=wanted,
+        stop=() if body.ignore_eos else text.eos,
+        sampling=body.sampling(),
+        speculate=_speculation(body, request),
+    )
+
+
+def _check_prompt(prompt: Sequence[int], *, text: TextModel, param: str) -> None:
+    if not prompt:
+        raise invalid(f"{param} must not be empty", param)
+    if min(prompt) < 0 or max(prompt) >= text.vocab:
+        raise invalid(
+            f"{param}: there are token ids that the model has not; its are 0 to {text.vocab - 1}",
+            param,
+        )
+
+
+def _too_long(wanted: int | None, count: int, *, context: int, param: str) -> Exception:
+    """Nothing is ever cut to make it fit. Some clients look for the first sentence."""
+    more = "" if wanted is None else f", and {wanted} tokens were asked for after it"
+    return invalid(
+        f"This model's maximum context length is {context} tokens. "
+        f"However, the prompt has {count} tokens{more}. Shorten it, or ask for fewer.",
+        param if count >= context else "max_tokens",
+        code="context_length_exceeded",
+    )
+
+
+def _speculation(body: TextBody, request: Request) -> bool:
+    """Whether drafters may be used (D-Z6); either way of saying no counts."""
+    field = (request.header(SPECULATION_FIELD) or "on").lower()
+    if field not in ("on", "off"):
+        raise invalid(f"{SPECULATION_FIELD} must be on or off", SPECULATION_FIELD)
+    return body.speculation is not False and field == "on"

@@ -1,0 +1,190 @@
+"""The front end: OpenAI's API over texts that the router beside it generates (D-R8, D-G9)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from sdcpd.engine.tokenizer import TextModel
+from sdcpd.roles.api_access import Access
+from sdcpd.roles.api_answers import octets_of
+from sdcpd.roles.api_bodies import ChatBody, CompletionBody, read_body
+from sdcpd.roles.api_errors import JSON_HEADERS, ApiError, refuse, retry_after
+from sdcpd.roles.api_texts import Texts
+from sdcpd.roles.generation import Generator
+from sdcpd.transport.http import Request, Response
+from sdcpd.transport.http1 import StreamingResponse
+
+log = logging.getLogger("sdcpd.api")
+MODELS = "/v1/models"
+NOT_READY_RETRY_S = 2
+
+AnyResponse = Response | StreamingResponse
+
+
+@dataclass(frozen=True)
+class ApiSettings:
+    """`[api]` as the front end needs it."""
+
+    model_name: str
+    """What clients call the model; empty for the name of its directory."""
+    keys_file: Path | None
+    allow_anonymous: bool
+    """Checked with the configuration: without it, a listener for others must have keys."""
+    cors_origins: tuple[str, ...]
+    hosts_loopback_only: bool
+    sse_ping_s: float
+    """Silence in a stream before a comment is sent; 0 sends none."""
+    max_queue: int
+    """Texts that may wait for their session to open; more get 429."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request that was let in; `owner` is the name of its key."""
+
+    request: Request
+    owner: str
+    model_id: str = ""
+
+
+Resource = Callable[[_Call], Awaitable[AnyResponse]]
+Methods = dict[str, Resource]
+
+
+class FrontEnd:
+    """Answers every request of the API's listener; everything it needs is given to it."""
+
+    refuse = staticmethod(refuse)
+    """How the HTTP server words what it refuses before a request exists."""
+
+    def __init__(self, generator: Generator, text: TextModel, settings: ApiSettings) -> None:
+        """Raises KeysError."""
+        self._generator, self._text = generator, text
+        self._model = settings.model_name or text.name
+        self._created = int(time.time())
+        self._texts = Texts(
+            generator,
+            text,
+            model=self._model,
+            ping_s=settings.sse_ping_s,
+            max_queue=settings.max_queue,
+        )
+        self._access = Access(
+            keys_file=settings.keys_file,
+            origins=settings.cors_origins,
+            loopback_only=settings.hosts_loopback_only,
+        )
+        self._keyless: dict[str, Methods] = {
+            "/health": {"GET": self._health},
+            "/ready": {"GET": self._ready},
+        }
+        self._keyed: dict[str, Methods] = {
+            MODELS: {"GET": self._models},
+            "/v1/completions": {"POST": self._completions},
+            "/v1/chat/completions": {"POST": self._chat},
+        }
+
+    async def handle(self, request: Request) -> AnyResponse:
+        """Answer one request; never raises, and has the error shape on every path."""
+        response: AnyResponse
+        try:
+            response = await self._dispatch(request)
+        except ApiError as e:
+            response = e.response()
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            response = refuse(500, "the request failed here; the log says why")
+        return self._access.with_cors(request, response)
+
+    async def aclose(self) -> None:
+        """Let sessions end whose clients have gone; called after the listener was closed."""
+        await self._texts.aclose()
+
+    async def _dispatch(self, request: Request) -> AnyResponse:
+        self._access.check_host(request)
+        owner = "anonymous"
+        if request.path not in self._keyless and request.method != "OPTIONS":
+            # Before anything is looked up: whoever has no key learns nothing.
+            owner = self._access.check_key(request)
+        methods, model_id = self._find(request)
+        allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])
+        if request.method == "OPTIONS":
+            return self._access.preflight(request, allowed)
+        resource = methods.get("GET" if request.method == "HEAD" else request.method)
+        if resource is None:
+            headers = (("allow", allowed),)
+            raise ApiError(405, f"{request.path} takes {allowed} only", headers=headers)
+        if request.method == "POST":
+            self._access.check_origin(request)
+        return await resource(_Call(request, owner, model_id))
+
+    def _find(self, request: Request) -> tuple[Methods, str]:
+        path = request.path
+        if path.startswith(f"{MODELS}/"):
+            # The name may hold a slash, plain or encoded.
+            return {"GET": self._model_by_id}, unquote(path.removeprefix(f"{MODELS}/"))
+        methods = self._keyless.get(path) or self._keyed.get(path)
+        if methods is None:
+            raise ApiError(404, f"no such resource: {request.method} {path}", code="not_found")
+        return methods, ""
+
+    # ---- resources
+
+    async def _health(self, _: _Call) -> Response:
+        return _json({"status": "ok"})
+
+    async def _ready(self, _: _Call) -> Response:
+        found = self._generator.readiness()
+        state = {"ready": found.ready, "reason": found.reason}
+        if found.ready:
+            return _json(state)
+        error = ApiError(503, found.reason, code="not_ready")
+        headers = (*JSON_HEADERS, *retry_after(NOT_READY_RETRY_S))
+        return Response(503, headers, json.dumps(state | error.body()).encode())
+
+    async def _models(self, _: _Call) -> Response:
+        return _json({"object": "list", "data": [self._model_object()]})
+
+    async def _model_by_id(self, call: _Call) -> Response:
+        self._check_model(call.model_id)
+        return _json(self._model_object())
+
+    async def _completions(self, call: _Call) -> AnyResponse:
+        body = read_body(CompletionBody, call.request.body)
+        self._check_model(body.model)
+        return await self._texts.complete(body, call.request, owner=call.owner)
+
+    async def _chat(self, call: _Call) -> AnyResponse:
+        body = read_body(ChatBody, call.request.body)
+        self._check_model(body.model)
+        return await self._texts.chat(body, call.request, owner=call.owner)
+
+    def _model_object(self) -> dict[str, Any]:
+        return {
+            "id": self._model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "sdcpd",
+            "max_model_len": self._text.context_max,
+        }
+
+    def _check_model(self, name: str | None) -> None:
+        """Whoever names no model means the one there is."""
+        if name is not None and name != self._model:
+            raise ApiError(
+                404,
+                f"no model {name!r} here; the models are: {self._model}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(200, JSON_HEADERS, octets_of(value))

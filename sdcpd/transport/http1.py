@@ -203,6 +203,8 @@ class _Connection:
         head = await self._next()
         if not isinstance(head, h11.Request):
             return None
+        if not head.http_version.startswith(b"1."):
+            raise _Refused(505, "this listener speaks HTTP/1.1 only")
         too_large = _Refused(
             413, f"the body is larger than the {self._server.body_bytes_max} octets allowed"
         )

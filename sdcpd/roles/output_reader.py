@@ -52,7 +52,6 @@ class OutputReader:
         if not self._done:
             self._done = True
             await self._session.cancel()
-            self._session.step(Progress(self._read, closed=True))
 
     async def __aiter__(self) -> AsyncIterator[Tokens]:
         """Yield committed tokens as they come; raises GenerationError if the session fails."""

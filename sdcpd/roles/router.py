@@ -114,7 +114,7 @@ class Router:
             raise GenerationError("too many texts are being generated", retry_after_s=1)
         reader = self._begin(request, self._rule(request))
         try:
-            await reader.opened()
+            await self._opened(reader)
         except GenerationError:
             failed = self._ended[reader.session].failed
             refused = failed is not None and failed.suffix == "sdcp-bad-contract"
@@ -122,8 +122,16 @@ class Router:
                 raise
             # Another make of verifier knows no rule 200 (D-Z7).
             reader = self._begin(request, Rule.SPECULATIVE_SAMPLING)
-            await reader.opened()
+            await self._opened(reader)
         return reader
+
+    async def _opened(self, reader: OutputReader) -> None:
+        try:
+            await reader.opened()
+        except asyncio.CancelledError:
+            # The client went away: nobody will read what the session writes.
+            self._tasks.spawn(reader.cancel(), name="cancel")
+            raise
 
     def _begin(self, request: GenerationRequest, rule: Rule) -> OutputReader:
         now = time.monotonic()

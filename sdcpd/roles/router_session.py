@@ -23,6 +23,7 @@ from sdcpd.protocol.router_io import (
     Named,
     Open,
     PostPolicy,
+    Progress,
     ReadLog,
     Refused,
     RouterAction,
@@ -67,6 +68,7 @@ class RoutedSession:
         """Verifier and epoch that serve the session, once it is open."""
         self._context = context
         self._log = CommitLog(context.client, machine.commit_log, enforcing=True)
+        self._cancelled = False
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -83,10 +85,15 @@ class RoutedSession:
         await self._changed.wait()
 
     async def cancel(self) -> None:
-        """End the session at its verifier, by fence where that can't be asked (D-Z2)."""
+        """End the session; one that is still being opened ends as soon as it is open."""
+        self._cancelled = True
         if self.place is None or self.machine.closed:
             return
-        verifier, epoch = self.place
+        await self._end_at_verifier(*self.place)
+        self.step(Progress(self.machine.committed, closed=True))
+
+    async def _end_at_verifier(self, verifier: str, epoch: int) -> None:
+        """Ask the verifier to end it, or fence where that can't be asked (D-Z2)."""
         try:
             uri = join(verifier, f"sessions/{self.label}")
             await call(self._context.client, "DELETE", uri, timeout_s=5.0)
@@ -203,6 +210,8 @@ class RoutedSession:
             )
         self.place = (action.verifier, action.epoch)
         self._wake()
+        if self._cancelled:
+            self._spawn(self.cancel())
 
     def _account(self, action: Named) -> None:
         board = self._context.board

@@ -9,6 +9,7 @@ import pytest
 from sdcpd.protocol.acceptance import target_distribution, winner
 from sdcpd.protocol.messages import Sampling
 from sdcpd.roles.generation import GenerationRequest
+from sdcpd.transport.http import Request, Response
 from tests.kit.cluster import Cluster, cluster
 
 PROMPT = (1, 2, 3)
@@ -124,3 +125,32 @@ async def test_cancel_ends_the_session() -> None:
             await asyncio.sleep(0)
         assert served.machine.end_reason == "cancelled"
         assert c.router.sessions == []
+
+
+async def test_cancelled_while_opening() -> None:
+    """D-Z2: a client that goes away before its session is open leaves nothing running."""
+    async with cluster() as c:
+        base = "https://v0.test/"
+        handle, opened, go_on = c.network[base], asyncio.Event(), asyncio.Event()
+
+        async def slow(request: Request) -> Response:
+            if request.path == "/sessions":
+                opened.set()
+                await go_on.wait()
+            return await handle(request)
+
+        c.network[base] = slow
+        profile = Sampling(temperature_milli=0)
+        task = asyncio.ensure_future(
+            c.router.generate(GenerationRequest(PROMPT, 10_000, (), profile))
+        )
+        await opened.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        go_on.set()
+        while c.router.sessions:
+            await asyncio.sleep(0)
+        served = c.verifiers[base].sessions[0]
+        while not served.machine.closed:
+            await asyncio.sleep(0)
+        assert served.machine.end_reason == "cancelled"

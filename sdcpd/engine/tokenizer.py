@@ -22,7 +22,7 @@ CONTEXT_DEFAULT = 2048
 # Octets of an unfinished character decode as U+FFFD: at most 3, with byte fallback also those of
 # the character before. More than that are text: the model writes U+FFFD, or what is no UTF-8.
 HELD_MAX = 8
-WINDOW_MAX = 32
+WINDOW_MAX, WINDOW_KEPT = 64, 32  # each character that is held has at most 4 tokens
 
 
 class ChatTemplateError(Exception):
@@ -137,7 +137,7 @@ class TextStream:
         if held == 0:
             self._move(len(self._window) - self._context, held)
         elif len(self._window) > WINDOW_MAX:
-            self._move(HELD_MAX, held)
+            self._move(WINDOW_KEPT, held)
         return new
 
     def finish(self) -> str:

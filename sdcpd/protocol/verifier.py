@@ -238,6 +238,9 @@ class VerifierSession:
             case RowsReady():
                 self._give_up(event.problem or QUnavailable("the rows cannot be had"), now)
             case ScoreFailed():
+                if event.fatal:
+                    self._end(State.FAILED, event.reason, now)
+                    self._actions.append(OutputChanged())
                 self._give_up(InternalError(event.reason), now)
             case RoundScored():
                 self._scored(work, Acceptance(event.accepted, event.additional))
@@ -524,7 +527,7 @@ class VerifierSession:
         if work.propose is None:
             # Self-decoding could not go on: wait as if the period had ended, then try again.
             self._period = None
-            self._state = State.WAITING
+            self._state = self._state if self.closed else State.WAITING
             self._undrafted_since = now
         else:
             self._actions.append(Refuse(work.propose.request, problem))

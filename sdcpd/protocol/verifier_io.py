@@ -79,10 +79,11 @@ class RoundScored:
 
 @dataclass(frozen=True, slots=True)
 class ScoreFailed:
-    """The pass failed; nothing has changed (D-K12)."""
+    """The pass failed and nothing has changed; `fatal` if none can ever succeed (D-K12)."""
 
     work: int
     reason: str
+    fatal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

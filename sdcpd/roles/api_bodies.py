@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -56,6 +57,7 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _TOOLS = (("tools", "tool_choice"), ("functions", "function_call"))
 
 
@@ -197,7 +199,9 @@ def read_body(kind: type[B], octets: bytes) -> B:
 
 def _json_object(octets: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(octets, parse_constant=_no_constant)
+        value = json.loads(octets.decode("utf-8-sig"), parse_constant=_no_constant)
+        if _SURROGATE.search(octets):
+            json.dumps(value, ensure_ascii=False).encode()  # half a pair is no character
     except (ValueError, RecursionError) as e:
         raise invalid(f"the body is not JSON: {e}", code="invalid_json") from e
     if not isinstance(value, dict):

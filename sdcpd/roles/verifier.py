@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sdcpd.engine.api import EngineError, Prefix, TargetEngine
+from sdcpd.engine.api import TargetEngine
 from sdcpd.protocol.codec import decode
-from sdcpd.protocol.commit_log import LogSummary
-from sdcpd.protocol.contract import check_contract, contract_digest
-from sdcpd.protocol.digest import extend, prefix_digest0
+from sdcpd.protocol.contract import check_contract
 from sdcpd.protocol.limits import (
     CLOSED_RETENTION_S,
     OUTPUT_WAIT_S,
@@ -31,11 +28,9 @@ from sdcpd.protocol.messages import (
     Proposal,
     Rule,
     SessionOpen,
-    SessionState,
     Status,
 )
 from sdcpd.protocol.problems import (
-    BadContract,
     Conflict,
     Forbidden,
     Malformed,
@@ -44,20 +39,18 @@ from sdcpd.protocol.problems import (
     StaleBase,
     StaleEpoch,
     TooManyRequests,
-    Unavailable,
-    Unprocessable,
 )
 from sdcpd.protocol.uris import join, parse_from_query, session_path_id
 from sdcpd.protocol.verifier import VerifierSession
 from sdcpd.protocol.verifier_io import NameDrafter, Propose, RoundDone, SetPolicy
 from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
-from sdcpd.roles.commit_log import CommitLog, LogUnavailable
 from sdcpd.roles.events import EventSender
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.rates import RateLimit
 from sdcpd.roles.tasks import Tasks
+from sdcpd.roles.verifier_opening import Opener
 from sdcpd.roles.verifier_session import ServedSession, SessionContext
 from sdcpd.transport.http import Client, Request, Response
 
@@ -101,6 +94,9 @@ class Verifier:
         self.counts: Counter[str] = Counter()
         self._engine, self._client, self._objects = engine, client, objects
         self._status_ttl_s = status_ttl_s
+        self._opener = Opener(
+            engine, client=client, objects=objects, enforcing=config.enforcing_logs
+        )
         self._tasks = Tasks()
         self._sessions: dict[bytes, ServedSession] = {}
         self._opening: dict[bytes, asyncio.Lock] = {}
@@ -177,7 +173,7 @@ class Verifier:
         if opened.epoch == 0:
             raise Malformed("epoch 0 does not exist")
         check_contract(opened.contract)
-        self._check_models(opened)
+        self._opener.check_models(opened)
         self._forget_old()
         lock = self._opening.setdefault(opened.session, asyncio.Lock())
         try:
@@ -204,7 +200,16 @@ class Verifier:
             return 200, known
         if len(self._live()) >= self.config.max_sessions:
             raise TooManyRequests("all sessions of this verifier are in use", retry_after_s=1)
-        served = await self._begin(opened)
+        machine, commit_log = await self._opener.open(
+            opened, settings=self._machine_settings(opened)
+        )
+        served = ServedSession(
+            machine,
+            opened,
+            commit_log=commit_log,
+            events=EventSender(self._client, self.config.router, opened.session),
+            context=self._context,
+        )
         if known is not None:
             known.supersede()
             known.close()
@@ -212,90 +217,6 @@ class Verifier:
         self._sessions[opened.session] = served
         self.counts["opened"] += 1
         return 201, served
-
-    async def _begin(self, opened: SessionOpen) -> ServedSession:
-        """Read the log, check it against what was sent, compute the prompt (D-O3 to D-O9)."""
-        contract = opened.contract
-        scope = contract.scope
-        if not self._objects.trusted(opened.commit_log, None):
-            raise Unprocessable("commit_log is not in a trusted cache")
-        commit_log = CommitLog(
-            self._client, opened.commit_log, enforcing=self.config.enforcing_logs
-        )
-        prompt = await self._prompt(opened)
-        try:
-            summary = await commit_log.read()
-        except LogUnavailable as e:
-            raise Unavailable(str(e), retry_after_s=1) from e
-        if opened.epoch < summary.highest_epoch:
-            raise StaleEpoch(f"the log's epoch is {summary.highest_epoch}")
-        committed = check_resume(opened, prompt, summary)
-        if committed is None:
-            assert opened.resume is not None, "only a resumed session has committed tokens to get"
-            committed = await self._committed(opened, scope, summary)
-            start = prefix_digest0(contract_digest(contract), prompt)
-            if extend(start, committed) != opened.resume.digest:
-                raise Unprocessable("committed_tokens do not give the digest of resume")
-        machine = VerifierSession(
-            session=opened.session,
-            epoch=opened.epoch,
-            contract=contract,
-            prompt=prompt,
-            vocab=self._engine.info.vocab,
-            settings=self._machine_settings(opened),
-            entropy=lambda: secrets.randbits(53) / (1 << 53),
-            now=time.monotonic(),
-            round_=opened.resume.round if opened.resume else 0,
-            committed=committed,
-        )
-        await self._prepare(machine)
-        events = EventSender(self._client, self.config.router, opened.session)
-        return ServedSession(
-            machine, opened, commit_log=commit_log, events=events, context=self._context
-        )
-
-    async def _prepare(self, machine: VerifierSession) -> None:
-        prefix = Prefix(machine.tokens, len(machine.tokens), machine.prompt_length)
-        if machine.closed:
-            return
-        try:
-            await self._engine.prepare(machine.session, machine.epoch, prefix)
-        except EngineError as e:
-            raise Unavailable(f"the prompt's KV could not be computed: {e}", retry_after_s=1) from e
-
-    async def _prompt(self, opened: SessionOpen) -> tuple[int, ...]:
-        prompt = opened.prompt
-        if isinstance(prompt, str):
-            prompt = await self._objects.fetch_tokens(prompt, scope=opened.contract.scope)
-        if any(token >= self._engine.info.vocab for token in prompt):
-            raise Unprocessable("a prompt token is beyond the vocabulary")
-        room = self._engine.info.context_max
-        if len(prompt) + min(opened.contract.max_new, 1) > room:
-            raise Unprocessable(
-                f"the prompt has {len(prompt)} tokens; the model's context is {room}"
-            )
-        return prompt
-
-    async def _committed(
-        self, opened: SessionOpen, scope: bytes | None, summary: LogSummary
-    ) -> tuple[int, ...]:
-        """The committed tokens of a resume: the object, else what the log holds (D-O6)."""
-        assert opened.resume is not None
-        try:
-            tokens = await self._objects.fetch_tokens(opened.resume.committed_tokens, scope=scope)
-        except (Unprocessable, Unavailable) as e:
-            log.info("committed tokens taken from the log: %s", e)
-            return summary.tokens
-        if len(tokens) != opened.resume.committed:
-            raise Unprocessable("committed_tokens is not as long as resume says")
-        return tokens
-
-    def _check_models(self, opened: SessionOpen) -> None:
-        info = self._engine.info
-        if opened.contract.target != info.model:
-            raise BadContract("the contract's target is not the model served here")
-        if opened.contract.tokenizer != info.tokenizer:
-            raise BadContract("the contract's tokenizer is not the one used here")
 
     def _machine_settings(self, opened: SessionOpen) -> VerifierSettings:
         settings = self.config.machine
@@ -392,37 +313,6 @@ class Verifier:
         self.counts["drafted"] += done.proposed
         self.counts["accepted"] += verdict.accepted
         self.counts[f"action_{verdict.action.name.lower()}"] += 1
-
-
-def check_resume(
-    opened: SessionOpen, prompt: Sequence[int], summary: LogSummary
-) -> tuple[int, ...] | None:
-    """Check an opening against its log; the tokens to start from, None if they are to be fetched.
-
-    Raises StaleBase with the log's state or Unprocessable (D-O5, D-O6).
-    """
-    resume, last = opened.resume, summary.last_valid
-    start = prefix_digest0(contract_digest(opened.contract), prompt)
-    state = SessionState(
-        session=opened.session,
-        epoch=max(summary.highest_epoch, 1),
-        round=last.round if last else 0,
-        committed=last.committed if last else 0,
-        digest=last.digest if last else start,
-    )
-    if resume is None:
-        if last is not None:
-            raise StaleBase("the log holds commits; resume them", session_state=state)
-        return ()
-    if (resume.committed == 0) != (resume.round == 0) or resume.committed < resume.round:
-        raise Unprocessable("resume: every round commits at least one token")
-    if (resume.round, resume.committed, resume.digest) != (
-        state.round,
-        state.committed,
-        state.digest,
-    ):
-        raise StaleBase("resume is not the log's last commit", session_state=state)
-    return None if resume.committed else ()
 
 
 def _wait_s(request: Request, longest_s: float) -> float:

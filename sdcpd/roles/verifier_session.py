@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sdcpd.engine.api import EngineError, Prefix, Score, TargetEngine
+from sdcpd.engine.api import ContextFull, EngineError, Prefix, Score, TargetEngine
 from sdcpd.protocol.acceptance import check_rows
 from sdcpd.protocol.commit_log import CommitRecord
 from sdcpd.protocol.messages import Message, SessionOpen, SessionState, Verdict
@@ -211,7 +211,7 @@ class ServedSession:
             scored = await self._context.engine.score(work)
         except EngineError as e:
             log.warning("session %s: %s", self.label, e)
-            self.step(ScoreFailed(action.work, str(e)))
+            self.step(ScoreFailed(action.work, str(e), fatal=isinstance(e, ContextFull)))
             return
         self.step(RoundScored(action.work, scored.accepted, scored.additional))
 

@@ -20,6 +20,7 @@ ROLE_OF_MODULE = {
     "output_reader": "router",
     "verifier": "verifier",
     "verifier_session": "verifier",
+    "verifier_opening": "verifier",
     "drafter": "drafter",
     "drafter_session": "drafter",
     "frontend": "frontend",

@@ -229,3 +229,20 @@ def test_idle_session_is_failed() -> None:
     driver.tick(900)
     assert driver.machine.end_reason == "idle"
     assert driver.events[-1].kind is Action.FAIL
+
+
+def test_a_context_that_is_full_fails_the_session() -> None:
+    """D-K12: what was committed stays delivered, and the router is told."""
+    from sdcpd.protocol.verifier_io import ScoreFailed
+
+    driver = Driver(hold={ScoreRound})
+    driver.name()
+    driver.propose(driver.good(1))
+    (action,) = driver.held
+    assert isinstance(action, ScoreRound)
+    driver.feed(ScoreFailed(action.work, "context full", fatal=True))
+    answer = driver.answers[driver.requests]
+    assert isinstance(answer, Problem) and answer.status == 500
+    output = driver.machine.output(0)
+    assert output is not None and output.final and output.finish is Action.FAIL
+    assert driver.events[-1].kind is Action.FAIL

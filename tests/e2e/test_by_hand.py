@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,13 +120,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def complete(port: int, prompt: str) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
     headers = {"content-type": "application/json"}
-    connection.request("POST", "/v1/completions", json.dumps(body), headers)
-    response = connection.getresponse()
-    answer = json.loads(response.read())
-    connection.close()
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        answer = json.loads(response.read())
     assert response.status == 200, answer
     return dict(answer)
 

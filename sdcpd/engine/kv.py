@@ -6,7 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-GROW = 256  # positions; a multiple of the attention's padding, so views never run short
+KEY_BLOCK = 512
+"""Attended key length is padded to a multiple of this.
+
+torch's CPU attention works through keys 512 at a time, and a product over fewer of them may add
+up in another order (seen in binary32 at 256 against 320 keys).  With whole blocks every row meets
+the same shapes, however long its session has become.
+"""
+
+
+def padded(count: int, multiple: int) -> int:
+    """`count` rounded up to a multiple."""
+    return (count + multiple - 1) // multiple * multiple
 
 
 class SessionKv:
@@ -35,7 +46,7 @@ class SessionKv:
         have = self.keys.shape[2]
         if positions <= have:
             return
-        want = max((positions + GROW - 1) // GROW * GROW, min(2 * have, have + 4 * GROW))
+        want = max(padded(positions, KEY_BLOCK), min(2 * have, have + 4 * KEY_BLOCK))
         layers, heads, _, dim = self._shape
         for name in ("keys", "values"):
             old = getattr(self, name)

@@ -16,10 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from sdcpd.engine.api import ModelError
-from sdcpd.engine.kv import SessionKv
+from sdcpd.engine.kv import KEY_BLOCK, SessionKv, padded
 from sdcpd.engine.weights import ModelConfig
-
-KEY_BLOCK = 64  # attended key length is padded to a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,7 @@ class LlamaModel:
     def _mask(self, segment: Segment) -> torch.Tensor:
         """Additive causal mask [group * rows, keys] of a segment, keys padded to KEY_BLOCK."""
         end = segment.start + segment.rows
-        keys = torch.arange((end + KEY_BLOCK - 1) // KEY_BLOCK * KEY_BLOCK, device=self.device)
+        keys = torch.arange(padded(end, KEY_BLOCK), device=self.device)
         queries = torch.arange(segment.start, end, device=self.device)
         mask = torch.zeros(segment.rows, len(keys), dtype=self.dtype, device=self.device)
         mask.masked_fill_(keys[None, :] > queries[:, None], float("-inf"))

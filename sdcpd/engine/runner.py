@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from sdcpd.engine.api import ContextFull
-from sdcpd.engine.kv import SessionKv
+from sdcpd.engine.kv import KEY_BLOCK, SessionKv, padded
 from sdcpd.engine.model import LlamaModel, Segment
 
 ROWS_MULTIPLE = 16
@@ -29,11 +29,6 @@ class Feed:
     kv: SessionKv
     tokens: Sequence[int]
     scores: int = 0
-
-
-def padded(count: int, multiple: int) -> int:
-    """`count` rounded up to a multiple."""
-    return (count + multiple - 1) // multiple * multiple
 
 
 class Runner:
@@ -71,7 +66,7 @@ class Runner:
             # Padding rows repeat a legal position; their output and KV are never used.
             positions += [min(start + i, limit - 1) for i in range(rows)]
             wanted += range(first + count - feed.scores, first + count)
-            feed.kv.reserve(padded(start + rows, 64))
+            feed.kv.reserve(padded(start + rows, KEY_BLOCK))
         fill = padded(len(tokens), ROWS_MULTIPLE) - len(tokens)
         device = self.model.device
         hidden = self.model.forward(
@@ -94,30 +89,40 @@ class Runner:
         return list(logits.split(counts))
 
     def self_check(self, *, seed: int = 0) -> bool:
-        """Whether rows come out bit-equal alone, in blocks, and among strangers.
+        """Whether rows come out bit-equal alone, in pieces, among strangers, at any length.
 
-        The same 48 tokens are fed at once, in uneven pieces, and beside other sessions.
+        The same tokens are fed in whole passes, in uneven chunks and one by one, with and without
+        other sessions beside them, over lengths below and above a block of keys.
         """
         chooser = random.Random(seed)
         vocab = self.model.config.vocab
-        text = [chooser.randrange(vocab) for _ in range(48)]
-        strange = [chooser.randrange(vocab) for _ in range(37)]
+        length = min(KEY_BLOCK + 64, self.model.config.context_max)
+        text = [chooser.randrange(vocab) for _ in range(length)]
+        tail = length - 24
+        for start in (180, tail):
+            wanted = self._fed(text, start, [PASS_ROWS_MAX], [24], stranger=0)
+            for chunks, pieces, stranger in (
+                ([96, 20], [1, 2, 5, 16], 0),
+                ([100], [1, 1, 1, 21], 37),
+            ):
+                if not torch.equal(wanted, self._fed(text, start, chunks, pieces, stranger)):
+                    return False
+        return True
 
-        def fed(pieces: Sequence[int], stranger: int) -> torch.Tensor:
-            kv, rows, at = self.new_kv(), [], 0
-            for piece in pieces:
-                feeds = [Feed(kv, text[at : at + piece], piece)]
-                if stranger:
-                    feeds.insert(0, Feed(self.new_kv(), strange[:stranger], 1))
-                rows.append(self.run(feeds)[-1])
-                at += piece
-            return torch.cat(rows)
-
-        reference = fed([48], 0)
-        others = (
-            fed([16, 1, 5, 1, 9, 16], 0),
-            fed([1] * 8 + [40], 0),
-            fed([30, 2, 16], 37),
-            fed([13, 35], 5),
-        )
-        return all(torch.equal(reference, other) for other in others)
+    def _fed(
+        self, text: list[int], start: int, chunks: list[int], pieces: list[int], stranger: int
+    ) -> torch.Tensor:
+        """Scores of the 24 tokens from `start`, fed in `pieces` after chunks of those sizes."""
+        kv, at, turn = self.new_kv(), 0, 0
+        while at < start:
+            count = min(chunks[turn % len(chunks)], start - at)
+            self.run([Feed(kv, text[at : at + count])])
+            at, turn = at + count, turn + 1
+        rows = []
+        for piece in pieces:
+            feeds = [Feed(kv, text[at : at + piece], piece)]
+            if stranger:
+                feeds.insert(0, Feed(self.new_kv(), text[:stranger], 1))
+            rows.append(self.run(feeds)[-1])
+            at += piece
+        return torch.cat(rows)

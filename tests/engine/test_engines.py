@@ -41,7 +41,9 @@ async def grow(
         done = len(tokens) - len(prompt)
         m = chooser.randrange(0, 6)
         proposed = [t if chooser.random() < 0.7 else 3 for t in known[done : done + m]]
-        work = Score(session, 1, Prefix(tokens, len(tokens), len(prompt)), tuple(proposed), 1, GREEDY, done)
+        work = Score(
+            session, 1, Prefix(tokens, len(tokens), len(prompt)), tuple(proposed), 1, GREEDY, done
+        )
         found = await target.score(work)
         tokens += [*proposed[: found.accepted], found.additional]
     return tokens[len(prompt) :][:count]

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sdcpd.admin_client import AdminRefused, AdminUnreachable, ask
+from sdcpd.admin_client import AdminRefused, AdminUnreachable, ask, dev_state_path
 from sdcpd.dev.plan import SOCKET_PATH_MAX, TRUST_DOMAIN, DevOptions, Planned, make_plan
 
 START_S = 600.0  # loading and compiling a large model takes minutes
@@ -157,7 +157,7 @@ class DevCluster:
         for process in self.processes[:1]:
             process.stop()
             process.finish(time.monotonic() + STOP_S)
-        link = runtime_link()
+        link = dev_state_path()
         if link is not None and link.is_symlink() and link.readlink().parent == self.directory:
             link.unlink()
         shutil.rmtree(self._sockets, ignore_errors=True)
@@ -238,15 +238,9 @@ class DevCluster:
         }
         path = self.directory / "dev.json"
         path.write_text(json.dumps(state, indent=1) + "\n")
-        link = runtime_link()
+        link = dev_state_path()
         if link is not None:
             link.parent.mkdir(mode=0o700, exist_ok=True)
             link.unlink(missing_ok=True)
             link.symlink_to(path)
         return path
-
-
-def runtime_link() -> Path | None:
-    """Where `sdcpctl` finds the running development cluster, if the session has such a place."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "sdcpd" / "dev.json" if base and Path(base).is_dir() else None

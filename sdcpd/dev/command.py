@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import select
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import sdcpd
+from sdcpd.admin_client import dev_state_path
 from sdcpd.dev.cluster import DevCluster, DevError, Process
 from sdcpd.dev.plan import DevOptions
 
@@ -113,9 +116,17 @@ def _banner(cluster: DevCluster) -> str:
     return (
         f"OpenAI API: {api}   (no key, this machine only)\n"
         f"Try:  curl -N {api}/completions -H 'Content-Type: application/json' -d '{body}'\n"
-        f"      sdcpctl status\n"
+        f"      {_status_command(cluster)}\n"
         "Stop: Ctrl-C"
     )
+
+
+def _status_command(cluster: DevCluster) -> str:
+    """A line that works where it is printed: on the path or not, with a runtime directory or not."""
+    beside = Path(sys.executable).with_name("sdcpctl")
+    name = "sdcpctl" if shutil.which("sdcpctl") or not beside.exists() else str(beside)
+    place = "" if dev_state_path() else f" --endpoint unix:{cluster.router.admin}"
+    return f"{name} status{place}"
 
 
 def _once(cluster: DevCluster, request: OnceRequest) -> int:

@@ -21,7 +21,6 @@ from cli import endpoint as endpoints
 from cli.__main__ import main
 from cli.text import duration, table
 from sdcpd.admin_client import dev_state_path
-from sdcpd.dev.cluster import runtime_link
 from tests.kit.by_hand import sdcpctl
 
 ROUTER = {
@@ -269,7 +268,7 @@ def test_the_installed_router_is_the_default(tmp_path: Path) -> None:
 
 def test_a_running_dev_cluster_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert dev_state_path() == runtime_link() == tmp_path / "sdcpd" / "dev.json"
+    assert dev_state_path() == tmp_path / "sdcpd" / "dev.json"
     (tmp_path / "router").mkdir()
     state = tmp_path / "sdcpd" / "dev.json"
     state.parent.mkdir()

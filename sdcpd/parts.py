@@ -1,0 +1,234 @@
+"""What the roles of one process share: identities, clients, listeners, caches, admin sockets."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sdcpd import settings
+from sdcpd.admin import Admin
+from sdcpd.config import Config
+from sdcpd.protocol.messages import Status
+from sdcpd.protocol.problems import Forbidden
+from sdcpd.protocol.uris import base_uri_equal
+from sdcpd.roles.base import Listener
+from sdcpd.roles.peers import PeerTable
+from sdcpd.roles.status import StatusReporter
+from sdcpd.roles.tasks import Tasks
+from sdcpd.transport.client import HttpClient
+from sdcpd.transport.http import Handler, Peer, PeerRefused, Request
+from sdcpd.transport.http1 import Http1Server
+from sdcpd.transport.loopback import LoopbackClient
+from sdcpd.transport.server import Server
+from sdcpd.transport.tls import IdentityError, TlsIdentity
+from tiers.api import Tier
+from tiers.build import build_objects, open_logs
+from tiers.resource import MlcResource
+
+log = logging.getLogger("sdcpd")
+
+
+class StartError(Exception):
+    """A role can't start; the text says which, why and what to do. `status` is the exit code."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A role to run here, its name, and how `--role` wrote the two."""
+
+    role: str
+    name: str
+    unit: str = ""
+
+    @property
+    def label(self) -> str:
+        """As people and certificates write it."""
+        return f"{self.role} {self.name}"
+
+    def fill(self, template: str) -> Path:
+        """A path of the configuration for this instance."""
+        unit = self.unit or self.role
+        return Path(template.format(role=self.role, name=self.name, instance=unit))
+
+
+class Parts:
+    """Builds the parts; whatever must be closed is pushed on `stack`, in order of building."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.stack = AsyncExitStack()
+        self.tasks = Tasks()
+        self.peers = PeerTable(config.node.trust_domain, settings.peer_entries(config))
+        self._routes: dict[str, Handler] = {}  # base URIs served in this process
+        self._identities: list[TlsIdentity] = []
+
+    def reload_certificates(self) -> None:
+        """Take new certificates; those that do not fit leave the old ones in use."""
+        for identity in self._identities:
+            try:
+                identity.reload()
+            except IdentityError as e:
+                log.error("certificates not reloaded, the old ones stay in use: %s", e)
+            else:
+                log.info("certificates reloaded: %s", ", ".join(identity.uris))
+
+    def objects_tier(self, first: Instance) -> Tier:
+        """The process's one cache, named after its first instance; raises TierError."""
+        tier = build_objects(settings.tier_specs(self.config, first.fill))
+        self.stack.push_async_callback(tier.aclose)
+        return tier
+
+    def identity(self, instance: Instance) -> TlsIdentity:
+        """Load an instance's certificate; raises IdentityError, also for a wrong role."""
+        tls = self.config.tls
+        cert = instance.fill(tls.cert)
+        identity = TlsIdentity(ca=instance.fill(tls.ca), cert=cert, key=instance.fill(tls.key))
+        roles = self.peers.identify(_own_peer(identity)).roles
+        if instance.role not in roles:
+            raise IdentityError(
+                f"certificate {cert} does not carry the role {instance.role} of trust "
+                f"domain {self.config.node.trust_domain}; issue one with sdcpctl certs issue"
+            )
+        self._identities.append(identity)
+        return identity
+
+    def client(self, identity: TlsIdentity) -> LoopbackClient:
+        """Calls to roles in this process stay in it; the others go over TLS."""
+        http = HttpClient(identity, check_peer=self._check_server)
+        self.stack.push_async_callback(http.aclose)
+        return LoopbackClient(self._routes, _own_peer(identity), fallback=http)
+
+    def _check_server(self, peer: Peer, authority: str) -> None:
+        """A server must be an instance whose base URI is the one called (D-I1, D-I2)."""
+        identity = self.peers.identify(peer)
+        if not identity.roles:
+            raise PeerRefused(f"{authority} shows a certificate without a role of this cluster")
+        if not any(_authority(base) == authority for base in identity.bases):
+            raise PeerRefused(
+                f"{authority} is {identity.name}, whose certificate is for "
+                f"{', '.join(identity.bases) or 'no base URI'}; fix base_uri or reissue"
+            )
+
+    async def serve(
+        self, instance: Instance, listener: Listener, identity: TlsIdentity, base_uri: str
+    ) -> None:
+        """Listen for an instance; raises StartError."""
+        host, port = settings.listen_of(self.config, instance.role)
+        if not any(base_uri_equal(uri, base_uri) for uri in identity.uris):
+            raise StartError(
+                f"{instance.label}: its certificate names {', '.join(identity.uris)}, not its "
+                f"base_uri {base_uri}; reissue it with sdcpctl certs issue",
+                status=78,
+            )
+        object_max = self.config.mlc.object_max
+
+        def body_bytes_max(method: str, target: str) -> int:
+            limit = listener.body_bytes_max(method, target.partition("?")[0])
+            # One octet more reaches the role, which answers 413 in its own order of checks.
+            return object_max if limit is None else limit + 1
+
+        server = Server(
+            listener.handle, identity=identity, host=host, port=port, body_bytes_max=body_bytes_max
+        )
+        try:
+            await server.start()
+        except OSError as e:
+            raise StartError(
+                f"{instance.label}: cannot listen on {host}:{port}: {reason(e)}; stop the other "
+                f"program or choose another [{instance.role}] listen",
+                status=1,
+            ) from e
+        self.stack.push_async_callback(server.aclose, 2.0)
+        self._routes[base_uri] = listener.handle
+        log.info("%s: listening on %s:%d as %s", instance.label, host, port, base_uri)
+
+    def mlc(self, base_uri: str, objects: Tier, *, logs: Path | None = None) -> MlcResource:
+        """The cache's resource below a base URI; a router also serves logs, kept in `logs`."""
+        store = None
+        if logs is not None:
+            store = open_logs(logs, self.config.mlc.log_size)
+            self.stack.push_async_callback(store.aclose)
+        return MlcResource(
+            base_path=urlsplit(base_uri).path.rstrip("/"),
+            objects=objects,
+            logs=store,
+            authorize=self._authorize_mlc,
+            authorize_fence=self._authorize_fence,
+            object_bytes_max=self.config.mlc.object_max,
+        )
+
+    def _authorize_mlc(self, request: Request, kind: str, write: bool) -> None:
+        """Who may touch the cache (D-M11)."""
+        identity = self.peers.identify(request.peer)
+        allowed = {"router", "verifier"} | (set() if kind == "log" and write else {"drafter"})
+        if not identity.roles & allowed:
+            raise Forbidden(f"{identity.name} may not {'write' if write else 'read'} {kind}s")
+
+    def _authorize_fence(self, request: Request) -> None:
+        """Fences are the router's (D-M11)."""
+        self.peers.require(request.peer, "router")
+
+    def bases(self, *own: str) -> tuple[str, ...]:
+        """The caches trusted: those configured, and the roles' own."""
+        return (*self.config.mlc.bases, *own)
+
+    def report(
+        self,
+        client: LoopbackClient,
+        router: str,
+        status: Callable[[], Status],
+        *,
+        name: str,
+        interval_s: float,
+    ) -> None:
+        """Report to the router until the end, then withdraw."""
+        reporter = StatusReporter(client, [router], status, interval_s=interval_s)
+        task = self.tasks.spawn(reporter.run(), name=f"status {name}")
+
+        async def withdraw() -> None:
+            task.cancel()
+            await reporter.withdraw()
+
+        self.stack.push_async_callback(withdraw)
+
+    async def start_admin(self, instance: Instance, admin: Admin) -> None:
+        """Open an instance's admin socket; raises StartError."""
+        if not self.config.admin.socket:
+            return
+        path = instance.fill(self.config.admin.socket)
+        server = Http1Server(admin.handle, path=path)
+        try:
+            await server.start()
+        except OSError as e:
+            raise StartError(
+                f"{instance.label}: cannot create the admin socket {path}: {reason(e)}; "
+                "set [admin] socket to a path in a writable directory",
+                status=1,
+            ) from e
+        self.stack.push_async_callback(server.aclose)
+
+
+def reason(error: OSError) -> str:
+    """Why a socket can't be had, without the address, which the message has already."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+
+
+def _authority(base_uri: str) -> str:
+    """host:port of a base URI, the default port made explicit."""
+    parts = urlsplit(base_uri)
+    host = parts.hostname or ""
+    return f"{f'[{host}]' if ':' in host else host}:{parts.port or 443}"
+
+
+def _own_peer(identity: TlsIdentity) -> Peer:
+    """How roles in this process see each other."""
+    return Peer("loopback", identity.uris, (), "", "")

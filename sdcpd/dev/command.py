@@ -122,7 +122,7 @@ def _banner(cluster: DevCluster) -> str:
 
 
 def _status_command(cluster: DevCluster) -> str:
-    """A line that works where it is printed: on the path or not, with a runtime directory or not."""
+    """A line that works as printed, on the path or not, with a runtime directory or not."""
     beside = Path(sys.executable).with_name("sdcpctl")
     name = "sdcpctl" if shutil.which("sdcpctl") or not beside.exists() else str(beside)
     place = "" if dev_state_path() else f" --endpoint unix:{cluster.router.admin}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 SHORT_ROWS_MAX = 68  # a round needs at most m_max + 1 = 65 rows; anything longer is a prefill
+SEGMENT_ROWS_MIN = 4  # a session's rows are padded to a multiple of this
 PREFILL_ROWS_MIN = 32  # what the oldest prefill gets even when rounds could fill the pass
 
 
@@ -23,7 +24,8 @@ def plan(jobs: Sequence[J], *, rows_max: int) -> list[tuple[J, int]]:
     """Choose (job, rows) for one pass, in order of arrival.
 
     Rounds come first and whole, so that a long prompt does not hold up others' tokens; prefills
-    share what is left, and the oldest of them always moves on.
+    share what is left, and the oldest of them always moves on.  The oldest round goes even if it is
+    longer than `rows_max`, for its scores must come from one pass.
     """
     short = [job for job in jobs if job.rows_left <= SHORT_ROWS_MAX]
     long = [job for job in jobs if job.rows_left > SHORT_ROWS_MAX]
@@ -31,11 +33,11 @@ def plan(jobs: Sequence[J], *, rows_max: int) -> list[tuple[J, int]]:
     chosen: list[tuple[J, int]] = []
     for job in short:
         need = _padded(job.rows_left)
-        if need <= left:
+        if need <= left or not chosen:
             chosen.append((job, job.rows_left))
             left -= need
     left += PREFILL_ROWS_MIN if long else 0
-    chosen += _prefills(long, left)
+    chosen += _prefills(long, max(left, SEGMENT_ROWS_MIN))
     return chosen
 
 

@@ -100,6 +100,7 @@ class Worker:
         self.pass_s = 0.0
         """Smoothed duration of a pass in seconds."""
         self.passes = 0
+        self._closing = False
         self.beat = time.monotonic()
         """When the thread last showed a sign of life; a wedged device stops it."""
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -107,6 +108,8 @@ class Worker:
 
     async def run(self, job: Job) -> Any:
         """Wait for a job's result; raises EngineError when its pass failed."""
+        if self._closing:
+            raise EngineError("the engine is stopping")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._inbox.put(_Ticket(job, future))
         return await future
@@ -117,6 +120,7 @@ class Worker:
 
     async def aclose(self) -> None:
         """Finish the pass at hand and end the thread; waiting work fails."""
+        self._closing = True  # nothing is put behind the end of the inbox, where nobody looks
         self._inbox.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
@@ -146,51 +150,66 @@ class Worker:
 
     def _admit(self, ticket: _Ticket) -> None:
         key = ticket.job.key
-        kv = self._kv.pop(key, None)
-        if kv is None:
-            kv = self._runner.new_kv()
-        self._kv[key] = kv
-        ticket.job.begin(kv)
-        self._waiting.append(ticket)
+        try:
+            kv = self._kv.pop(key, None) or self._runner.new_kv()
+            self._kv[key] = kv
+            ticket.job.begin(kv)
+            left = ticket.rows_left
+        except Exception as e:
+            log.exception("a job could not begin")
+            self._kv.pop(key, None)
+            ticket.finish(EngineError(f"the work could not begin: {e}"))
+            return
+        if left > 0:
+            self._waiting.append(ticket)
+        else:
+            ticket.finish()  # all of it was computed before; an empty pass is none
 
     def _step(self) -> None:
         self._waiting = [t for t in self._waiting if not t.future.cancelled()]
         chosen = plan(self._waiting, rows_max=self._rows_max)
         if not chosen:
             return
+        self._pass(chosen)
+        self._shrink()
+
+    def _pass(self, chosen: Sequence[tuple[_Ticket, int]]) -> None:
         begin = time.monotonic()
         try:
             results = self._runner.run([ticket.job.feed(rows) for ticket, rows in chosen])
         except Exception as e:
-            self._fail([ticket for ticket, _ in chosen], e)
+            if len(chosen) == 1:
+                self._fail(chosen[0][0], e)
+                return
+            # One session must not take the others down: each gets a pass of its own.
+            for one in chosen:
+                self._pass([one])
             return
         spent = time.monotonic() - begin
         self.passes += 1
         self.pass_s = spent if self.pass_s == 0 else 0.9 * self.pass_s + 0.1 * spent
         for (ticket, _), scores in zip(chosen, results, strict=True):
             self._settle(ticket, scores, spent)
-        self._shrink()
 
     def _settle(self, ticket: _Ticket, scores: Any, spent: float) -> None:
         try:
             done = ticket.job.take(scores, spent)
         except Exception as e:
-            self._fail([ticket], e)
+            self._fail(ticket, e)
             return
         if done:
             self._waiting.remove(ticket)
             ticket.finish()
 
-    def _fail(self, tickets: list[_Ticket], error: Exception) -> None:
+    def _fail(self, ticket: _Ticket, error: Exception) -> None:
         if not isinstance(error, ContextFull):
-            log.error("a pass over %d sessions failed", len(tickets), exc_info=error)
+            log.error("a pass failed", exc_info=error)
         if not isinstance(error, EngineError):
             error = EngineError(f"the pass failed: {error}")
-        for ticket in tickets:
-            # What the pass left behind is unknown: the next job computes from the tokens.
-            self._kv.pop(ticket.job.key, None)
-            self._waiting.remove(ticket)
-            ticket.finish(error)
+        # What the pass left behind is unknown: the next job computes from the tokens.
+        self._kv.pop(ticket.job.key, None)
+        self._waiting.remove(ticket)
+        ticket.finish(error)
 
     def _shrink(self) -> None:
         busy = {ticket.job.key for ticket in self._waiting}

@@ -1,0 +1,102 @@
+"""The engine's thread survives its jobs, and one session's failure is its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from sdcpd.engine.api import ContextFull, EngineError
+from sdcpd.engine.scheduler import plan
+from sdcpd.engine.worker import Worker
+
+
+class Kv:
+    octets = 1
+
+
+@dataclass
+class Job:
+    """Wants `rows` rows; its feed is its key."""
+
+    key: Hashable
+    rows: int = 1
+    broken: bool = False
+    result: Any = "done"
+
+    def begin(self, kv: Kv) -> None:
+        if self.broken:
+            raise ValueError("cannot begin")
+
+    @property
+    def rows_left(self) -> int:
+        return self.rows
+
+    def feed(self, rows: int) -> Any:
+        return self.key
+
+    def take(self, scores: Any, pass_s: float) -> bool:
+        return True
+
+
+@dataclass
+class Pass:
+    """Fails every pass that holds the feed "full"."""
+
+    passes: list[list[Any]] = field(default_factory=list)
+
+    def new_kv(self) -> Kv:
+        return Kv()
+
+    def run(self, feeds: Sequence[Any]) -> Sequence[Any]:
+        self.passes.append(list(feeds))
+        if "full" in feeds:
+            raise ContextFull("no room")
+        return list(feeds)
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    made = Worker(Pass(), rows_max=128, kv_octets_max=1 << 20)
+    yield made
+    await made.aclose()
+
+
+async def test_context_full_does_not_touch_the_others_of_its_pass(worker: Worker) -> None:
+    """D-K12: only the session whose context is full may be failed for it."""
+    results = await asyncio.gather(
+        *(worker.run(Job(key)) for key in ("a", "full", "b")), return_exceptions=True
+    )
+    assert results[0] == results[2] == "done"
+    assert isinstance(results[1], ContextFull)
+
+
+async def test_a_job_that_cannot_begin_fails_and_the_thread_lives(worker: Worker) -> None:
+    with pytest.raises(EngineError):
+        await worker.run(Job("a", broken=True))
+    assert await asyncio.wait_for(worker.run(Job("b")), 5) == "done"
+
+
+async def test_work_that_is_done_already_needs_no_pass(worker: Worker) -> None:
+    """A session-open repeated after its prompt was computed."""
+    assert await asyncio.wait_for(worker.run(Job("a", rows=0)), 5) == "done"
+    assert worker.passes == 0
+
+
+async def test_work_after_the_end_is_refused() -> None:
+    worker = Worker(Pass(), rows_max=128, kv_octets_max=1 << 20)
+    await worker.aclose()
+    with pytest.raises(EngineError):
+        await asyncio.wait_for(worker.run(Job("a")), 5)
+
+
+@pytest.mark.parametrize("rows_max", [16, 32, 64, 128])
+def test_every_pass_moves_the_oldest_round_and_the_oldest_prefill(rows_max: int) -> None:
+    """`batch_rows` may be smaller than a round of 64 proposed tokens: it must not wait for ever."""
+    jobs = [Job("a", 68), Job("b", 3), Job("c", 400)]
+    chosen = {job.key: rows for job, rows in plan(jobs, rows_max=rows_max)}
+    assert chosen["a"] == 68 and chosen["c"] >= 4
+    assert sum(chosen.values()) <= 128

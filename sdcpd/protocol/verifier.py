@@ -76,6 +76,7 @@ from sdcpd.protocol.verifier_io import (
 from sdcpd.protocol.verifier_state import Assigned, Period, Phase, VerifierSettings, Work
 
 OUTPUT_TOKENS_MAX = 4096  # of one output message (D-G7)
+ALONE_AGAIN_S = 0.5  # before self-decoding that was not permitted or failed is tried again
 
 
 class VerifierSession:
@@ -122,6 +123,7 @@ class VerifierSession:
         self._cancelled = False
         self._active_at = now
         self._undrafted_since = now
+        self._alone_at = now  # not before that (`self_decode_after_s` may be 0)
         self._quiet_since: float | None = None
         self._gap_longest_s = 0.0
         self._actions: list[VerifierAction] = []
@@ -198,7 +200,7 @@ class VerifierSession:
             silence = self._settings.drafter_silence_s
             if self._assigned is None or self._assigned.suspended:
                 if after is not None:
-                    times.append(self._undrafted_since + after)
+                    times.append(max(self._undrafted_since + after, self._alone_at))
             elif silence is not None and self._quiet_since is not None:
                 times.append(self._quiet_since + max(silence, 4 * self._gap_longest_s))
         return min(times)
@@ -326,7 +328,7 @@ class VerifierSession:
         if a.epoch != self.epoch or self.fenced:
             raise self._stale_epoch()
         if self._phase is not Phase.IDLE and not self.closed:
-            if self._period is not None:
+            if self._period is not None and not self._assigned_already(a):
                 self._period.ending = True
             self._hold(event)
             return
@@ -340,10 +342,10 @@ class VerifierSession:
         self._actions.append(Reply(event.request, self.state_message()))
 
     def _assign(self, a: Assignment, now: float) -> None:
+        if self._assigned_already(a):
+            return
         old, m_init = self._assigned, min(a.m_init, self.contract.m_max)
         same = old is not None and base_uri_equal(old.drafter, a.drafter)
-        if old is not None and same and not old.suspended and old.m_init == a.m_init:
-            return
         self._control = self._control.assigned(self.contract, a.m_init)
         # The same drafter may still go by the limit of its last verdict (D-N2).
         self._limit = max(m_init, self._limit) if same else m_init
@@ -352,6 +354,16 @@ class VerifierSession:
         self._state = State.ASSIGNED
         self._active_at = self._quiet_since = now
         self._actions.append(WithdrawEvents())
+
+    def _assigned_already(self, a: Assignment) -> bool:
+        """Whether it is the active assignment once more: that changes nothing (D-N2)."""
+        old = self._assigned
+        return (
+            old is not None
+            and not old.suspended
+            and old.m_init == a.m_init
+            and base_uri_equal(old.drafter, a.drafter)
+        )
 
     def _set_policy(self, event: SetPolicy) -> None:
         if self.fenced:
@@ -526,9 +538,12 @@ class VerifierSession:
         self._answered(now)
         if work.propose is None:
             # Self-decoding could not go on: wait as if the period had ended, then try again.
+            silent = self._period is not None and self._period.silent
             self._period = None
-            self._state = self._state if self.closed else State.WAITING
+            if not self.closed:
+                self._state = State.ASSIGNED if silent else State.WAITING
             self._undrafted_since = now
+            self._alone_at = now + ALONE_AGAIN_S
         else:
             self._actions.append(Refuse(work.propose.request, problem))
         self._waiting[:0] = self._same_round
@@ -585,6 +600,7 @@ class VerifierSession:
         if load > self.contract.self_load:
             # Not permitted now; look again after the same time.
             self._undrafted_since = now
+            self._alone_at = now + ALONE_AGAIN_S
             self._quiet_since = now if silent else None
             return
         self._period = Period(self.contract.self_max, silent=silent)

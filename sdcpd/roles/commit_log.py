@@ -38,7 +38,10 @@ class Outcome(Enum):
 
 
 class CommitLog:
-    """One commit log behind a URI; remembers the tag and content of its last success (D-M6)."""
+    """One commit log behind a URI; remembers the tag and content of its last success (D-M6).
+
+    Where the store appends in place (D-Z3) the length is all that it remembers of the content.
+    """
 
     def __init__(
         self, client: Client, uri: str, *, enforcing: bool = False, timeout_s: float = 5.0
@@ -50,6 +53,7 @@ class CommitLog:
         self._timeout_s = timeout_s
         self._etag: str | None = None
         self._content = b""
+        self._length = 0
         self._in_place = False
         self._known = False
 
@@ -62,7 +66,8 @@ class CommitLog:
         """Read the whole log; raises LogUnavailable, also for one that does not parse."""
         response = await self._request("GET")
         if response.status == 404:
-            self._etag, self._content, self._known = None, b"", True
+            self._etag, self._known = None, True
+            self._remember(b"")
             return read_log([])
         if response.status != 200:
             raise LogUnavailable(self._refusal("read", response))
@@ -73,9 +78,18 @@ class CommitLog:
             summary = read_log(decode_log(response.body))
         except LogCorrupt as e:
             raise LogUnavailable(f"commit log {self.uri} is damaged: {e}") from e
-        self._etag, self._content, self._known = etag, response.body, True
+        self._etag, self._known = etag, True
         self._in_place = response.header("sdcp-append") is not None
+        self._remember(response.body)
         return summary
+
+    def drop_content(self) -> None:
+        """The session has ended: keep nothing; a later append reads first."""
+        self._known = False
+        self._remember(b"")
+
+    def _remember(self, content: bytes) -> None:
+        self._content, self._length = b"" if self._in_place else content, len(content)
 
     async def append(self, record: CommitRecord) -> Outcome:
         """Append a commit record; raises LogUnavailable if the store refuses for now."""
@@ -138,7 +152,9 @@ class CommitLog:
             self._known = False  # the next append reads first
         else:
             self._etag = etag
-            self._content += encode_record(record)
+            octets = encode_record(record)
+            self._length += len(octets)
+            self._content += b"" if self._in_place else octets
         return Outcome.COMMITTED
 
     async def _write(self, octets: bytes) -> Response:
@@ -150,7 +166,7 @@ class CommitLog:
             headers += (("if-match", self._etag),)
             body = self._content + octets
             if self._in_place:
-                first = len(self._content)
+                first = self._length
                 headers += (("content-range", f"bytes {first}-{first + len(octets) - 1}/*"),)
                 body = octets
         response = await self._request("PUT", headers, body, map_errors=False)

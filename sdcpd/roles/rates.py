@@ -19,10 +19,15 @@ class RateLimit:
         self._clock = clock
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
-    def allow(self, session: bytes, drafter: str) -> bool:
-        """Whether one more round may be processed now; takes it if so."""
+    def allow(self, session: bytes | None, drafter: str) -> bool:
+        """Whether one more round may be processed now; takes it if so.
+
+        No session: the drafter is not the one named, and takes only from its own share.
+        """
         now = self._clock()
-        wanted = ((("s", session), self._rate), (("d", drafter), self._rate * DRAFTER_FACTOR))
+        wanted: list[tuple[Hashable, float]] = [(("d", drafter), self._rate * DRAFTER_FACTOR)]
+        if session is not None:
+            wanted.append((("s", session), self._rate))
         levels = [self._level(key, rate, now) for key, rate in wanted]
         if min(levels) < 1:
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from urllib.parse import quote
@@ -48,10 +49,11 @@ class StatusReporter:
         """Report at each interval; a router that doesn't answer is tried again at the next."""
         while True:
             self._soon.clear()
-            status = self._status()
+            status, due = self._status(), time.monotonic() + self._interval_s
             await asyncio.gather(*(self._send(router, status) for router in self._routers))
+            # A router that did not answer has used up the interval: the others must not wait more.
             try:
-                await asyncio.wait_for(self._soon.wait(), self._interval_s)
+                await asyncio.wait_for(self._soon.wait(), max(0.0, due - time.monotonic()))
             except TimeoutError:
                 continue
 

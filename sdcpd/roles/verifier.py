@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -99,7 +100,12 @@ class Verifier:
         )
         self._tasks = Tasks()
         self._sessions: dict[bytes, ServedSession] = {}
-        self._opening: dict[bytes, asyncio.Lock] = {}
+        self._serving: set[ServedSession] = set()
+        # A lock lives as long as a request holds it or waits for it.
+        self._locks: weakref.WeakValueDictionary[bytes, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+        self._opening = 0
         self._tombstones: dict[bytes, float] = {}
         self._rates = RateLimit(config.round_rate)
         self._context = SessionContext(
@@ -109,6 +115,7 @@ class Verifier:
             load=self.load,
             lower=lambda: self.load() > LOAD_HIGH,
             observe=self._observe,
+            ended=self._serving.discard,
             round_wait_s=ROUND_WAIT_S,
         )
         self.listener = Listener(config.base_uri, self._routes(), peers=peers, mlc=mlc)
@@ -136,7 +143,7 @@ class Verifier:
         """Percent of capacity: sessions with a round in work or waiting (D-K9)."""
         if self.config.load is not None:
             return self.config.load
-        busy = sum(served.machine.busy for served in self._sessions.values())
+        busy = self._busy()
         return min(100, 100 * busy // self.config.max_sessions)
 
     def status(self) -> Status:
@@ -146,7 +153,7 @@ class Verifier:
             instance=self.instance,
             role=InstanceRole.VERIFIER,
             load=self.load(),
-            queue=sum(served.machine.busy for served in self._sessions.values()),
+            queue=self._busy(),
             ttl_ms=int(self._status_ttl_s * 1000),
             engine=info.fingerprint,
             model=info.model,
@@ -175,13 +182,9 @@ class Verifier:
         check_contract(opened.contract)
         self._opener.check_models(opened)
         self._forget_old()
-        lock = self._opening.setdefault(opened.session, asyncio.Lock())
-        try:
-            async with lock:  # a retry waits for the first to be processed (D-O1)
-                status, served = await self._open_locked(opened)
-        finally:
-            if not lock.locked():
-                self._opening.pop(opened.session, None)
+        lock = self._locks.setdefault(opened.session, asyncio.Lock())
+        async with lock:  # a retry waits for the first to be processed (D-O1)
+            status, served = await self._open_locked(opened)
         response = message_response(served.machine.state_message(), status=status)
         if status == 200:
             return response
@@ -198,11 +201,16 @@ class Verifier:
             if known.opened != opened:
                 raise Conflict("the session is open with other content")
             return 200, known
-        if len(self._live()) >= self.config.max_sessions:
+        others = len(self._serving - {known}) + self._opening
+        if others >= self.config.max_sessions:
             raise TooManyRequests("all sessions of this verifier are in use", retry_after_s=1)
-        machine, commit_log = await self._opener.open(
-            opened, settings=self._machine_settings(opened)
-        )
+        self._opening += 1
+        try:
+            machine, commit_log = await self._opener.open(
+                opened, settings=self._machine_settings(opened)
+            )
+        finally:
+            self._opening -= 1
         served = ServedSession(
             machine,
             opened,
@@ -215,6 +223,8 @@ class Verifier:
             known.close()
         self._tombstones.pop(opened.session, None)
         self._sessions[opened.session] = served
+        if not machine.closed:
+            self._serving.add(served)
         self.counts["opened"] += 1
         return 201, served
 
@@ -247,7 +257,9 @@ class Verifier:
         proposal = decode(Proposal, call.request.body)
         served = self._find(proposal.session)
         identity = call.identity
-        if not self._rates.allow(proposal.session, identity.name):
+        drafter = served.machine.drafter
+        named = drafter is not None and identity.is_instance(drafter)
+        if not self._rates.allow(proposal.session if named else None, identity.name):
             raise TooManyRequests("too many rounds a second", retry_after_s=1)
         try:
             verdict = await served.propose(lambda n: Propose(n, proposal, identity.is_instance))
@@ -288,8 +300,8 @@ class Verifier:
 
     # ---- housekeeping
 
-    def _live(self) -> list[ServedSession]:
-        return [s for s in self._sessions.values() if not (s.machine.closed or s.machine.fenced)]
+    def _busy(self) -> int:
+        return sum(served.machine.busy for served in self._serving)
 
     def _forget_old(self) -> None:
         """Ended sessions become tombstones, and those go in their turn (D-H12)."""

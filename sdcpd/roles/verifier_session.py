@@ -62,6 +62,7 @@ class SessionContext:
     load: Callable[[], int]
     lower: Callable[[], bool]
     observe: Callable[[RoundDone], None]
+    ended: Callable[[ServedSession], None]
     round_wait_s: float
 
 
@@ -86,6 +87,8 @@ class ServedSession:
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._event_task = context.tasks.spawn(events.run(), name=f"events {self.label}")
+        if machine.closed:
+            events.finish()  # opened at its end: there is nothing to tell
         self._arm()
 
     # ---- requests
@@ -166,6 +169,8 @@ class ServedSession:
                 log.info("session %s: %s", self.label, action.reason)
                 self._context.engine.forget(self.machine.session, self.machine.epoch)
                 self._events.finish()
+                self._log.drop_content()
+                self._context.ended(self)
 
     def _spawn(self, coroutine: object, what: str) -> None:
         self._context.tasks.spawn(coroutine, name=f"{what} {self.label}")  # type: ignore[arg-type]
@@ -195,23 +200,32 @@ class ServedSession:
     # ---- work for the round at hand
 
     async def _score(self, action: ScoreRound) -> None:
-        machine = self.machine
+        machine, info = self.machine, self._context.engine.info
+        # What lies beyond the context can't be scored, and a proposal must not end a session: the
+        # tokens that fit are a proposal too.  (An empty prompt costs a position, D-O9.)
+        room = info.context_max - action.length - (0 if machine.prompt_length else 1)
+        proposed = action.tokens[: max(0, room)]
+        rows = action.q_rows
         work = Score(
             session=machine.session,
             epoch=machine.epoch,
             prefix=Prefix(machine.tokens, action.length, machine.prompt_length),
-            proposed=action.tokens,
+            proposed=proposed,
             rule=action.rule,
             sampling=action.sampling,
             base=action.base,
             draw=action.draw,
-            q_rows=action.q_rows,
+            q_rows=rows[: 4 * info.vocab * len(proposed)] if rows else rows,
         )
         try:
             scored = await self._context.engine.score(work)
         except EngineError as e:
             log.warning("session %s: %s", self.label, e)
             self.step(ScoreFailed(action.work, str(e), fatal=isinstance(e, ContextFull)))
+            return
+        except Exception:
+            log.exception("session %s: scoring failed", self.label)
+            self.step(ScoreFailed(action.work, "scoring failed; see the log"))
             return
         self.step(RoundScored(action.work, scored.accepted, scored.additional))
 

@@ -12,7 +12,7 @@ from sdcpd.protocol.problems import (
     SessionClosed,
     StaleBase,
 )
-from sdcpd.protocol.verifier_io import Cancel, ScoreRound
+from sdcpd.protocol.verifier_io import Cancel, ScoreFailed, ScoreRound
 from sdcpd.protocol.verifier_state import VerifierSettings
 from tests.kit.verifier_machine import D0, D1, Driver, contract, verdict
 
@@ -246,3 +246,36 @@ def test_a_context_that_is_full_fails_the_session() -> None:
     output = driver.machine.output(0)
     assert output is not None and output.final and output.finish is Action.FAIL
     assert driver.events[-1].kind is Action.FAIL
+
+
+def test_the_same_assignment_again_does_not_end_a_period() -> None:
+    """D-N2: a repeated PUT changes nothing; D-R9's period ends by a new assignment only."""
+    driver = Driver(contract(self_load=100), hold={ScoreRound})
+    driver.name()
+    driver.tick(3.0)
+    for _ in range(3):
+        committed = driver.machine.committed
+        driver.name()
+        driver.release()
+        assert isinstance(driver.answers[driver.requests], SessionState)
+        assert driver.machine.committed == committed + 1 and driver.machine.busy
+    driver.name(D1)
+    driver.release()
+    assert not driver.machine.busy and driver.machine.drafter == D1
+
+
+def test_self_decoding_at_once_that_is_not_permitted_is_not_asked_for_all_the_time() -> None:
+    """D-R5, D-Z6: with self_decode_after 0 a busy or broken engine must not be hammered."""
+    driver = Driver(contract(self_load=50), settings=VerifierSettings(0.0, None), load=90)
+    driver.tick(0.0)
+    due = driver.machine.deadline()
+    assert driver.log == [] and due is not None and due > driver.now
+    driver.load = 0
+    driver.hold = {ScoreRound}
+    driver.tick(due - driver.now)
+    (score,) = driver.held
+    assert isinstance(score, ScoreRound)
+    driver.feed(ScoreFailed(score.work, "the device is gone"))
+    due = driver.machine.deadline()
+    assert due is not None and due > driver.now
+    assert driver.machine.state_message().state == State.WAITING

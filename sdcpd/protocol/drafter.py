@@ -258,7 +258,7 @@ class DrafterSession:
         if now - self._round.since > self._settings.idle_s:
             self._stop(f"given up after {self._settings.idle_s:.0f} s: {reason}", dropped=True)
             return
-        pause = min(REPEAT_FIRST_S * 2**self._round.repeats, REPEAT_MAX_S)
+        pause = min(REPEAT_FIRST_S * 2 ** min(self._round.repeats, 16), REPEAT_MAX_S)
         self._round = replace(self._round, repeats=self._round.repeats + 1)
         self._actions.append(Pause(pause))
         self._wake = ("output" if self._target is not None else "proposal", now + pause)
@@ -269,11 +269,11 @@ class DrafterSession:
         if not self._round.rows or now - since > ROWS_RETRY_S:
             self._stop(f"the draft rows cannot be had: {reason}", dropped=True)
             return
-        pause = REPEAT_FIRST_S * 2**self._round.repeats
+        pause = min(REPEAT_FIRST_S * 2 ** min(self._round.repeats, 16), REPEAT_MAX_S)
         self._round = replace(
             self._round, rows_since=since, repeats=self._round.repeats + 1, reference=None
         )
-        self._actions.append(Pause(min(pause, REPEAT_MAX_S)))
+        self._actions.append(Pause(pause))
         self._wake = ("rows", now + pause)
 
     def _woken(self, now: float) -> None:

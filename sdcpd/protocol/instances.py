@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sdcpd.protocol.messages import Contract, InstanceRole, Rule, Status
 from sdcpd.protocol.problems import Forbidden
 
+NAMES_MAX = 16  # process names remembered of one base URI
 SESSION_LOAD = 2
 """Percent of load that a session given since the last report counts as: bursts spread."""
 
@@ -56,8 +57,17 @@ class Board:
             self._instances[key] = Instance(base, status, expires, {status.instance: expires})
             return False
         restarted = status.instance not in mine.names
+        if restarted and not status.ttl_ms:
+            return False  # one that was never seen withdraws: whoever is here stays
+        if restarted:
+            mine.names = dict.fromkeys(mine.names, 0.0)  # replaced, unless they report again
+        mine.names.pop(status.instance, None)
         mine.names[status.instance] = expires
-        mine.status, mine.expires, mine.assigned_since = status, expires, 0
+        while len(mine.names) > NAMES_MAX:
+            del mine.names[next(iter(mine.names))]
+        mine.expires = max(mine.names.values())
+        if status.ttl_ms or mine.expires <= now:
+            mine.status, mine.assigned_since = status, 0
         return restarted
 
     def fresh(self, base: str, role: InstanceRole, *, now: float) -> bool:
@@ -94,14 +104,20 @@ class Board:
                 return instance.base
         return None
 
-    def choose_verifier(self, *, now: float, exclude: Collection[str] = ()) -> str | None:
-        """The least loaded fresh verifier; an excluded one only if there is no other."""
+    def choose_verifier(
+        self, *, now: float, exclude: Collection[str] = (), target: bytes | None = None
+    ) -> str | None:
+        """The least loaded fresh verifier; an excluded one only if there is no other.
+
+        `target` is the model it must serve; one whose model nobody has told may be any.
+        """
         fresh = [
             instance
-            for (_, role), instance in self._instances.items()
+            for (base, role), instance in self._instances.items()
             if role == InstanceRole.VERIFIER
             and now < instance.expires
             and instance.status.ready is not False
+            and target in (None, self._model(base, instance.status) or target)
         ]
         fresh.sort(key=lambda i: (i.base in exclude, *_preference(i)))
         return fresh[0].base if fresh else None
@@ -113,9 +129,12 @@ class Board:
             known.sessions = max(0, known.sessions + change)
             known.assigned_since = max(0, known.assigned_since + change)
 
+    def _model(self, base: str, status: Status) -> bytes | None:
+        return self._permitted.get(base, Permitted()).model or status.model
+
     def _allows(self, base: str, status: Status, contract: Contract) -> bool:
         permitted = self._permitted.get(base, Permitted())
-        model = permitted.model or status.model
+        model = self._model(base, status)
         if contract.drafters is not None and model not in contract.drafters:
             return False
         if contract.rule == Rule.SPECULATIVE_SAMPLING:

@@ -62,6 +62,9 @@ from sdcpd.protocol.router_io import (
 M_INIT_DEFAULT = 4  # D-R6
 FAILURES_MAX = 3  # requests without an answer before a verifier counts as lost (D-F1)
 RETRY_S = 0.7
+OPENING_TROUBLE_S = 30.0  # errors all the way for so long: the client is told (D-R3)
+TROUBLE_S = 300.0  # the same for a session that has been served
+GRACE_DOUBLINGS_MAX = 3  # of switch_grace, while drafters drop the session without any progress
 
 
 class Phase(Enum):
@@ -88,6 +91,9 @@ class RouterSettings:
 
     switch_grace_s: float | None = 2.0
     progress_s: float = 15.0
+
+
+FAILING_OVER = (Phase.READING, Phase.FENCING, Phase.REREADING, Phase.SAVING, Phase.NO_VERIFIER)
 
 
 class RouterSession:
@@ -128,6 +134,12 @@ class RouterSession:
         self._call = 0
         self._retry: tuple[float, Callable[[float], None]] | None = None
         self._failures = 0
+        self._opened = False
+        self._trouble_since: float | None = None  # errors without end, and since when
+        self._trouble = ""
+        self._policy_due = False
+        self._counted: str | None = None  # the drafter on whose account the session is
+        self._fruitless = 0  # times in a row that a drafter was lost before any progress
         self._candidate: str | None = None
         self._excluded: set[str] = set()
         self._rename: tuple[str | None, bool] | None = None  # (drafter to avoid, grace over)
@@ -152,7 +164,7 @@ class RouterSession:
         times = []
         if self._retry is not None:
             times.append(self._retry[0])
-        if self._grace_until is not None:
+        if self._grace_until is not None and self.phase is Phase.WAITING:
             times.append(self._grace_until)
         if self.phase is Phase.RUNNING and self._progress_at is not None and self.drafter:
             times.append(self._progress_at + self._progress_s)
@@ -176,10 +188,9 @@ class RouterSession:
                 self._event(event, now)
             case DrafterLost():
                 if event.drafter in (self.drafter, self._candidate):
-                    self._need_drafter(event.drafter, now, grace=False)
+                    self._drafter_lost(event.drafter, now)
             case VerifierLost():
-                if event.verifier == self.verifier:
-                    self._fail_over(now)
+                self._verifier_lost(event, now)
             case Progress():
                 self._progress(event, now)
             case ChangePolicy():
@@ -203,6 +214,7 @@ class RouterSession:
             case LogRead():
                 self._log_read(event, now)
             case FenceConflict():
+                self.epoch -= 1  # not ours: should it stand in the log, another router wrote it
                 self._fail_over(now)
             case TokensWritten():
                 self._tokens_written(event.reference, now)
@@ -235,11 +247,16 @@ class RouterSession:
             self.committed = max(self.committed, state.committed)
         match self.phase:
             case Phase.OPENING:
-                self._progress_at = now
+                self._progress_at, self._opened = now, True
                 self._actions.append(Moved(self.verifier, self.epoch))
-                self._after_opening(now)
+                if self.profile is not None:
+                    self._post_policy()
+                else:
+                    self._name_next(now)
+            case Phase.POLICY if self._policy_due:
+                self._post_policy()
             case Phase.POLICY:
-                self._need_drafter(None, now, grace=False)
+                self._name_next(now)
             case Phase.NAMING:
                 self._named(now)
             case Phase.ASSIGNING:
@@ -247,14 +264,14 @@ class RouterSession:
             case Phase.FENCING:
                 self._actions.append(ReadLog(self._new_call(Phase.REREADING)))
 
-    def _after_opening(self, now: float) -> None:
-        if self.profile is not None:
-            self._post_policy()
-        else:
-            self._need_drafter(None, now, grace=False)
+    def _name_next(self, now: float) -> None:
+        avoid, grace = self._rename or (None, False)
+        self.phase = Phase.WAITING
+        self._need_drafter(avoid, now, grace=grace)
 
     def _post_policy(self) -> None:
         assert self.profile is not None, "there is a changed profile to post"
+        self._policy_due = False
         message = Policy(
             session=self.session, from_round=self._state.round + 1, sampling=self.profile
         )
@@ -264,14 +281,17 @@ class RouterSession:
 
     def _need_drafter(self, avoid: str | None, now: float, *, grace: bool) -> None:
         """A drafter is to be named; not `avoid`, if there is another or after the grace (D-R4)."""
-        if self.phase not in (Phase.OPENING, Phase.POLICY, Phase.WAITING, Phase.RUNNING):
+        if self.phase not in (Phase.WAITING, Phase.RUNNING):
             self._rename = (avoid, grace)
             return
         self._rename = None
         if not self._drafter_wanted:
-            self.phase = Phase.RUNNING
+            self._settled(Phase.RUNNING)
             return
         self._drop_drafter()
+        if self.committed > self._named_at:
+            self._excluded.clear()
+            self._fruitless = 0
         exclude = self._excluded | ({avoid} if avoid else set())
         choice = self._board.choose_drafter(self.contract, now=now, exclude=exclude)
         if choice is None and grace:
@@ -281,21 +301,52 @@ class RouterSession:
             return
         self._grace_until = None
         self._candidate = choice
+        self._count(choice)
         message = self._assignment(choice, None)
         self._actions.append(NameAtVerifier(self._new_call(Phase.NAMING), self.verifier, message))
 
     def _wait_for_drafter(self, avoid: str | None, now: float) -> None:
-        self.phase = Phase.WAITING
+        self._settled(Phase.WAITING)
         self._retry = None
         self._candidate = avoid
         grace = self._settings.switch_grace_s
         if self._grace_until is None and (avoid or self._excluded) and grace is not None:
-            self._grace_until = now + grace
+            self._grace_until = now + grace * 2 ** min(
+                max(0, self._fruitless - 1), GRACE_DOUBLINGS_MAX
+            )
+        if self._policy_due:
+            self._post_policy()
+
+    def _settled(self, phase: Phase) -> None:
+        """All calls have succeeded."""
+        self.phase = phase
+        self._trouble_since = None
 
     def _drop_drafter(self) -> None:
-        if self.drafter is not None:
-            self._actions.append(Named(None, self.drafter))
-            self.drafter = None
+        self.drafter = None
+        self._count(None)
+
+    def _count(self, drafter: str | None) -> None:
+        """A drafter's account begins with its choice, so that a burst of sessions spreads."""
+        if self._counted is not None:
+            self._actions.append(Named(None, self._counted))
+        if drafter is not None:
+            self._actions.append(Named(drafter, None))
+        self._counted = drafter
+
+    def _drafter_lost(self, drafter: str, now: float) -> None:
+        if self.committed <= self._named_at:
+            # It has not got the session on: others first, and less eagerly each time, so that the
+            # verifier's own decoding has its turn (D-R9).
+            self._excluded.add(drafter)
+            self._fruitless += 1
+        self._need_drafter(drafter, now, grace=False)
+
+    def _verifier_lost(self, event: VerifierLost, now: float) -> None:
+        if self.phase in FAILING_OVER or event.verifier != self.verifier:
+            return
+        if event.epoch in (None, self.epoch):
+            self._fail_over(now)
 
     def _assignment(self, drafter: str, committed_tokens: str | None) -> Assignment:
         status = self._board.status(self.verifier, InstanceRole.VERIFIER)
@@ -319,28 +370,34 @@ class RouterSession:
         """The verifier's answer is what the assignment carries (D-N1)."""
         self._named_at = self._state.committed
         if self._state.committed == 0:
-            self._assign(None)
+            self._assign(None, now)
         else:
             self._actions.append(WriteTokens(self._new_call(Phase.TOKENS), self._state.committed))
 
-    def _assign(self, committed_tokens: str | None) -> None:
+    def _assign(self, committed_tokens: str | None, now: float) -> None:
         assert self._candidate is not None, "a drafter was named"
+        if not self._board.fresh(self._candidate, InstanceRole.DRAFTER, now=now):
+            self._drafter_refused(now)  # never to an expired instance (section 6.1)
+            return
         message = self._assignment(self._candidate, committed_tokens)
         self._actions.append(AssignDrafter(self._new_call(Phase.ASSIGNING), message))
 
     def _assigned(self, now: float) -> None:
-        self.phase = Phase.RUNNING
+        self._settled(Phase.RUNNING)
         self.drafter, self._candidate = self._candidate, None
-        self._excluded.clear()
         self._progress_at = now
-        self._actions.append(Named(self.drafter, None))
-        if self._rename is not None:
+        if self._policy_due:
+            self._post_policy()
+        elif self._rename is not None:
             avoid, grace = self._rename
             self._need_drafter(avoid, now, grace=grace)
 
     def _tokens_written(self, reference: str | None, now: float) -> None:
         if self.phase is Phase.TOKENS:
-            self._assign(reference)
+            self._assign(reference, now)
+        elif self.phase is Phase.SAVING and reference is None:
+            self._trouble = "the committed tokens cannot be written to the cache"
+            self._later(self._save, now)
         elif self.phase is Phase.SAVING:
             self._reopen(reference, now)
 
@@ -348,18 +405,28 @@ class RouterSession:
 
     def _refused(self, problem: ProblemDocument, now: float) -> None:
         status, suffix = problem.status, problem.suffix
-        if status == 429 or status >= 500:
+        self._trouble = str(problem)
+        if status in (429, 503) or (status >= 500 and self.phase is Phase.ASSIGNING):
+            if self.phase is Phase.OPENING and status == 429:
+                self._try_another_verifier(now)
             self._later(self._again, now)
+            return
+        if status >= 500:
+            self._unreachable(str(problem), now)
             return
         match self.phase:
             case Phase.ASSIGNING:
                 self._drafter_refused(now)
             case Phase.OPENING if suffix in ("sdcp-stale-base", "sdcp-stale-epoch"):
-                self._fail_over(now)
+                if self._trouble_since is None:
+                    self._trouble_since = now
+                    self._fail_over(now)
+                else:
+                    self._later(self._fail_over, now)
             case Phase.NAMING if suffix == "sdcp-stale-base" and problem.session_state is not None:
                 # Another make of verifier checks the values: repeat with its own (D-N1).
                 self._state = problem.session_state
-                self._rename_candidate()
+                self._rename_candidate(now)
             case Phase.NAMING if status == 403:
                 self._drafter_refused(now)
             case Phase.POLICY if suffix == "sdcp-stale-base" and problem.session_state is not None:
@@ -372,6 +439,13 @@ class RouterSession:
             case _:
                 self._close(problem)
 
+    def _try_another_verifier(self, now: float) -> None:
+        """429 is a definite no: the session is not open there, so no fence is needed."""
+        other = self._board.choose_verifier(
+            now=now, exclude={self.verifier}, target=self.contract.target
+        )
+        self.verifier = other or self.verifier
+
     def _drafter_refused(self, now: float) -> None:
         """Delivery failed: another drafter, starting again with PUT (D-N10)."""
         refused, self._candidate = self._candidate, None
@@ -380,13 +454,17 @@ class RouterSession:
         self.phase = Phase.WAITING
         self._need_drafter(refused, now, grace=False)
 
-    def _rename_candidate(self) -> None:
+    def _rename_candidate(self, now: float) -> None:
         assert self._candidate is not None, "a drafter was being named"
+        if not self._board.fresh(self._candidate, InstanceRole.DRAFTER, now=now):
+            self._drafter_refused(now)
+            return
         message = self._assignment(self._candidate, None)
         self._actions.append(NameAtVerifier(self._new_call(Phase.NAMING), self.verifier, message))
 
     def _unreachable(self, reason: str, now: float) -> None:
         self._failures += 1
+        self._trouble = reason
         if self.phase is Phase.ASSIGNING:
             self._failures = 0
             self._drafter_refused(now)
@@ -395,12 +473,19 @@ class RouterSession:
             and self._failures >= FAILURES_MAX
         ):
             self._failures = 0
+            self._trouble_since = now if self._trouble_since is None else self._trouble_since
             self._fail_over(now)
         else:
             self._later(self._again, now)
 
     def _later(self, what: Callable[[float], None], now: float) -> None:
+        """Try again after a while, but not for ever: then the client is told."""
         self._call += 1  # whatever still comes of the last call no longer matters
+        if self._trouble_since is None:
+            self._trouble_since = now
+        if now - self._trouble_since >= (TROUBLE_S if self._opened else OPENING_TROUBLE_S):
+            self._close(ProblemDocument(status=503, detail=self._trouble))
+            return
         self._retry = (now + RETRY_S, what)
 
     def _again(self, now: float) -> None:
@@ -411,13 +496,11 @@ class RouterSession:
             case Phase.POLICY:
                 self._post_policy()
             case Phase.NAMING:
-                self._rename_candidate()
+                self._rename_candidate(now)
             case Phase.ASSIGNING:
                 self._drafter_refused(now)
-            case Phase.READING | Phase.FENCING | Phase.REREADING | Phase.SAVING:
+            case Phase.READING | Phase.FENCING | Phase.REREADING:
                 self._fail_over(now)
-            case Phase.TOKENS:
-                self._assign(None)
             case Phase.NO_VERIFIER:
                 self._reopen(self._resume.committed_tokens if self._resume else None, now)
 
@@ -439,11 +522,15 @@ class RouterSession:
             self.epoch = max(self.epoch, event.log.highest_epoch) + 1
             self._actions.append(WriteFence(self._new_call(Phase.FENCING), self.epoch, event.etag))
         elif self.phase is Phase.REREADING:
-            committed = event.log.last_valid.committed if event.log.last_valid else 0
-            if committed:
-                self._actions.append(WriteTokens(self._new_call(Phase.SAVING), committed))
+            if event.log.last_valid is not None:
+                self._save(now)
             else:
                 self._reopen(None, now)
+
+    def _save(self, now: float) -> None:
+        assert self._log is not None and self._log.last_valid is not None, "there are tokens"
+        committed = self._log.last_valid.committed
+        self._actions.append(WriteTokens(self._new_call(Phase.SAVING), committed))
 
     def _reopen(self, committed_tokens: str | None, now: float) -> None:
         last = self._log.last_valid if self._log else None
@@ -456,8 +543,11 @@ class RouterSession:
                 committed_tokens=committed_tokens,
             )
             self.committed = max(self.committed, last.committed)
-        verifier = self._board.choose_verifier(now=now, exclude={self.verifier})
+        verifier = self._board.choose_verifier(
+            now=now, exclude={self.verifier}, target=self.contract.target
+        )
         if verifier is None:
+            self._trouble = "no verifier of the session's model is there"
             self.phase = Phase.NO_VERIFIER
             self._later(self._again, now)
             return
@@ -473,6 +563,11 @@ class RouterSession:
         if key in self._acted or event.kind in (Action.CONTINUE, Action.REDUCE):
             return
         self._acted.add(key)
+        if self.phase is Phase.OPENING:
+            # The event has overtaken the answer: the session is open.
+            if event.kind in (Action.SWITCH, Action.SELF_DECODE):
+                return  # a drafter is named as soon as that comes
+            self._actions.append(Moved(self.verifier, self.epoch))
         self.committed = max(self.committed, event.committed)
         if event.kind not in (Action.SWITCH, Action.SELF_DECODE):
             self._close(None)
@@ -488,11 +583,16 @@ class RouterSession:
         elif event.committed > self.committed or self._progress_at is None:
             self.committed = max(self.committed, event.committed)
             self._progress_at = now
+            if self.phase is not Phase.OPENING and self.phase not in FAILING_OVER:
+                self._trouble_since = None
 
     def _change_policy(self, event: ChangePolicy, now: float) -> None:
         self.profile = event.sampling
         if self.phase in (Phase.RUNNING, Phase.WAITING):
             self._post_policy()
+        else:
+            # Posted after opening, or as soon as the call in flight is done.
+            self._policy_due = self.phase is not Phase.OPENING and self.phase not in FAILING_OVER
 
     def _woken(self, now: float) -> None:
         if self._retry is not None and now >= self._retry[0]:
@@ -519,4 +619,6 @@ class RouterSession:
         self._drop_drafter()
         self.phase = Phase.CLOSED
         self._retry = self._grace_until = None
+        # Ended sessions are remembered for late events; what is large is not needed for that.
+        self.prompt, self._resume, self._log = (), None, None
         self._actions.append(Closed(failed))

@@ -85,10 +85,14 @@ class DrafterLost:
 
 @dataclass(frozen=True, slots=True)
 class VerifierLost:
-    """The verifier's status expired, it restarted, or it forgot the session."""
+    """The verifier's status expired, it restarted, or it forgot the session.
+
+    `epoch` is the one at which a reader of output found it lost; None whatever the epoch.
+    """
 
     verifier: str
     reason: str
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,19 +123,18 @@ class Drafter:
     async def _assign(self, request: Call) -> Response:
         assignment = decode(Assignment, request.request.body)
         self._check(assignment)
-        known = self._sessions.get(assignment.session)
-        if known is not None:
-            if assignment.epoch < known.machine.epoch:
-                raise StaleEpoch(f"the session's epoch is {known.machine.epoch}")
-            same_epoch = assignment.epoch == known.machine.epoch
-            if same_epoch and assignment.round <= known.machine.round:
-                return message_response(None)  # a delayed duplicate must not rewind (D-N9)
+        if self._known(assignment):
+            return message_response(None)
         prompt = await self._prompt(assignment)
         committed = await self._committed(assignment)
         if not check_digest(assignment, prompt, committed):
             raise Unprocessable("the digest is not that of the prompt and committed tokens")
-        if known is not None:
+        # Another assignment of the session may have come while this one's tokens were fetched.
+        if self._known(assignment):
+            return message_response(None)
+        if (known := self._sessions.get(assignment.session)) is not None:
             known.abandon()
+        self._dropped = [dropped for dropped in self._dropped if dropped != assignment.session]
         machine = DrafterSession(
             assignment,
             prompt=prompt,
@@ -149,6 +148,15 @@ class Drafter:
         self.counts["assigned"] += 1
         session.start()
         return message_response(None)
+
+    def _known(self, assignment: Assignment) -> bool:
+        """Whether it is a delayed duplicate, which must not rewind (D-N9); raises StaleEpoch."""
+        known = self._sessions.get(assignment.session)
+        if known is None:
+            return False
+        if assignment.epoch < known.machine.epoch:
+            raise StaleEpoch(f"the session's epoch is {known.machine.epoch}")
+        return assignment.epoch == known.machine.epoch and assignment.round <= known.machine.round
 
     def _check(self, assignment: Assignment) -> None:
         """The checks of D-N8 that need nothing from elsewhere."""

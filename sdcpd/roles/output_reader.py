@@ -60,19 +60,22 @@ class OutputReader:
             verifier, epoch = await self._place()
             try:
                 output = await self._get(verifier)
-            except Declined as e:
-                await self._refused(e, verifier, epoch)
-                continue
-            except (TransportError, BadAnswer) as e:
+            except (Declined, TransportError, BadAnswer) as e:
+                if isinstance(e, Declined) and e.problem.status != 500:
+                    failures = 0
+                    await self._refused(e, verifier, epoch)
+                    continue
                 failures += 1
                 if failures >= ATTEMPTS:
                     failures = 0
-                    self._session.step(VerifierLost(verifier, str(e)))
+                    self._lost(verifier, str(e), epoch)
                 await self._moved_or(ATTEMPT_PAUSE_S)
                 continue
             failures = 0
             if output.epoch < self._epoch or output.from_ != self._read:
-                continue  # from a verifier that has lost its authority
+                # From a verifier that has lost its authority.
+                await self._moved_or(ATTEMPT_PAUSE_S)
+                continue
             part = self._take(output)
             if part is not None:
                 yield part
@@ -129,12 +132,17 @@ class OutputReader:
         if self._session.place is None:
             raise GenerationError("the session was ended before it began")
 
+    def _lost(self, verifier: str, reason: str, epoch: int) -> None:
+        if self._session.machine.closed:
+            raise GenerationError(f"the output was lost: {reason}")
+        self._session.step(VerifierLost(verifier, reason, epoch))
+
     async def _refused(self, error: Declined, verifier: str, epoch: int) -> None:
         problem = error.problem
         if self._session.machine.closed:
             raise GenerationError(f"the output was lost: {problem}")
         if problem.status in (404, 409, 410) and self._session.place == (verifier, epoch):
-            self._session.step(VerifierLost(verifier, str(problem)))
+            self._lost(verifier, str(problem), epoch)
         elif problem.status not in (404, 409, 410, 429) and problem.status < 500:
             raise GenerationError(f"the verifier refuses the output: {problem}")
         await self._moved_or(ATTEMPT_PAUSE_S)

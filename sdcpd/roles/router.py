@@ -116,7 +116,8 @@ class Router:
         try:
             await self._opened(reader)
         except GenerationError:
-            failed = self._ended[reader.session].failed
+            ended = self._ended.get(reader.session)
+            failed = ended.failed if ended else None
             refused = failed is not None and failed.suffix == "sdcp-bad-contract"
             if not refused or self._rule(request) != Rule.RACE:
                 raise
@@ -234,14 +235,15 @@ class Router:
         now = time.monotonic()
         restarted = self.board.report(base, status, now=now)
         role = InstanceRole(status.role)
-        if restarted or status.ttl_ms == 0:
+        gone = not self.board.fresh(base, role, now=now)
+        if restarted or gone:
             self._lost(base, role, "it has restarted" if restarted else "it has withdrawn")
         for session in status.dropped or ():
             if (routed := self._sessions.get(session)) is not None:
                 routed.step(DrafterLost(base))
-        if not self._alive.get((base, role)) and status.ttl_ms:
+        if not self._alive.get((base, role)) and not gone:
             log.info("%s %s (%s) is here", role.name.lower(), status.instance, base)
-        self._alive[(base, role)] = status.ttl_ms > 0
+        self._alive[(base, role)] = not gone
         self._wake_waiting()
         return message_response(None)
 

@@ -69,6 +69,7 @@ class RoutedSession:
         self._context = context
         self._log = CommitLog(context.client, machine.commit_log, enforcing=True)
         self._cancelled = False
+        self._verifier: str | None = None  # on whose account the session is
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -126,6 +127,7 @@ class RoutedSession:
     def _perform_one(self, action: RouterAction) -> None:
         match action:
             case Open():
+                self._count_verifier(action.verifier)
                 uri = join(action.verifier, "sessions")
                 self._send(action.call, "POST", uri, action.message, OPEN_TIMEOUT_S)
             case PostPolicy():
@@ -220,8 +222,19 @@ class RoutedSession:
         if action.drafter is not None:
             board.assigned(action.drafter, InstanceRole.DRAFTER, 1)
 
+    def _count_verifier(self, verifier: str | None) -> None:
+        """Counted from its choice on, so that a burst of sessions spreads (D-R6)."""
+        if verifier == self._verifier:
+            return
+        for base, change in ((self._verifier, -1), (verifier, 1)):
+            if base is not None:
+                self._context.board.assigned(base, InstanceRole.VERIFIER, change)
+        self._verifier = verifier
+
     def _ended(self, action: Closed) -> None:
         self.failed = action.failed
+        self._count_verifier(None)
+        self._log.drop_content()
         self._wake()
         self._context.closed(self)
 

@@ -360,8 +360,11 @@ def test_policy_is_posted_again_before_naming() -> None:
 
 def test_accounts_follow_the_drafter() -> None:
     rig = Rig(drafters=2)
-    rig.run()
+    rig.answer()
     assert [a for a in rig.last if isinstance(a, Named)] == [Named(D0, None)]
+    rig.answer()
+    rig.feed(Answered(rig.machine._call))
+    assert [a for a in rig.last if isinstance(a, Named)] == []
     rig.feed(DrafterLost(D0))
     assert Named(None, D0) in rig.last
 

@@ -1,0 +1,105 @@
+"""What two things at once do to the roles' shells."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sdcpd.protocol.messages import Action, InstanceRole, Proposal, SessionOpen
+from sdcpd.protocol.problems import NotFound, to_json
+from sdcpd.roles import output_reader
+from sdcpd.roles.generation import GenerationError
+from sdcpd.transport.http import Request, Response
+from tests.roles.test_drafter import Rig
+from tests.roles.test_router import GREEDY, V0, Scripted
+
+
+async def test_assignments_of_one_session_at_once_make_one_session() -> None:
+    """D-N9: both are still fetching tokens when they are first looked at."""
+    rig = Rig()
+    rig.committed = (5, 6)
+    try:
+        answers = await asyncio.gather(*(rig.assign(round=1) for _ in range(3)))
+        assert [answer.status for answer in answers] == [204] * 3
+        assert rig.drafter.counts["assigned"] == 1 and len(rig.drafter.sessions) == 1
+        first = await rig.proposals.get()
+        assert isinstance(first, Proposal) and rig.proposals.empty()
+    finally:
+        await rig.drafter.aclose()
+
+
+class Restarted(Scripted):
+    """Its verifier forgets its sessions once, and then takes its time to open them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    async def verifier(self, request: Request) -> Response:
+        if request.path.endswith("/output"):
+            self.reads += 1
+            problem = (("content-type", "application/problem+json"),)
+            return Response(404, problem, to_json(NotFound("no such session here")))
+        if request.path == "/sessions" and any(kind == "open" for kind, _ in self.seen):
+            await super().verifier(request)
+            while self.reads < 12:
+                await asyncio.sleep(0.01)
+        return await super().verifier(request)
+
+
+async def test_a_restarted_verifier_is_given_time_to_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D-F1: while it computes the prompt's KV the front end's reads get 404 there."""
+    monkeypatch.setattr(output_reader, "ATTEMPT_PAUSE_S", 0.02)
+    scripted = Restarted()
+    try:
+        await scripted.report(InstanceRole.VERIFIER, V0)
+        reader = await scripted.cluster.router.generate(GREEDY)
+        task = asyncio.ensure_future(anext(aiter(reader)))
+        while scripted.reads < 12:
+            await asyncio.sleep(0.01)
+        opened = [m for kind, m in scripted.seen if kind == "open"]
+        assert {m.epoch for m in opened if isinstance(m, SessionOpen)} == {1, 2}
+        task.cancel()
+    finally:
+        await scripted.cluster.aclose()
+
+
+async def test_output_that_died_with_its_verifier_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session that has ended is not moved: who reads it must not wait for ever."""
+    monkeypatch.setattr(output_reader, "ATTEMPT_PAUSE_S", 0.02)
+    scripted = Scripted()
+    try:
+        await scripted.report(InstanceRole.VERIFIER, V0)
+        reader = await scripted.cluster.router.generate(GREEDY)
+        await scripted.event(reader.session, Action.FINISH)
+        scripted.cluster.network.pop(V0)
+        with pytest.raises(GenerationError):
+            await asyncio.wait_for(anext(aiter(reader)), 5)
+    finally:
+        await scripted.cluster.aclose()
+
+
+async def test_a_burst_is_spread_over_the_verifiers() -> None:
+    """D-R6: between two reports too."""
+    scripted = Scripted()
+    other = "https://v1.test/"
+    scripted.cluster.network[other] = scripted.verifier
+    try:
+        for base in (V0, other):
+            await scripted.report(InstanceRole.VERIFIER, base)
+        router = scripted.cluster.router
+        await asyncio.gather(*(router.generate(GREEDY) for _ in range(8)))
+        places = [routed.machine.verifier for routed in router.sessions]
+        assert sorted(places) == [V0] * 4 + [other] * 4
+        for routed in router.sessions:
+            await scripted.event(
+                routed.machine.session, Action.FINISH, base=routed.machine.verifier
+            )
+        assert [i.sessions for i in router.board.all()] == [0, 0]
+    finally:
+        await scripted.cluster.aclose()

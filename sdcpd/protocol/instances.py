@@ -91,6 +91,7 @@ class Board:
             for (base, role), instance in self._instances.items()
             if role == InstanceRole.DRAFTER
             and now < instance.expires
+            and instance.status.ready is not False
             and self._allows(base, instance.status, contract)
         ]
         return sorted(found, key=_preference)

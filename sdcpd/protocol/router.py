@@ -62,6 +62,7 @@ from sdcpd.protocol.router_io import (
 M_INIT_DEFAULT = 4  # D-R6
 FAILURES_MAX = 3  # requests without an answer before a verifier counts as lost (D-F1)
 RETRY_S = 0.7
+RESTATED_MAX = 3  # calls repeated at once with the verifier's values
 OPENING_TROUBLE_S = 30.0  # errors all the way for so long: the client is told (D-R3)
 TROUBLE_S = 300.0  # the same for a session that has been served
 GRACE_DOUBLINGS_MAX = 3  # of switch_grace, while drafters drop the session without any progress
@@ -134,6 +135,7 @@ class RouterSession:
         self._call = 0
         self._retry: tuple[float, Callable[[float], None]] | None = None
         self._failures = 0
+        self._restated = 0
         self._opened = False
         self._trouble_since: float | None = None  # errors without end, and since when
         self._trouble = ""
@@ -205,7 +207,7 @@ class RouterSession:
     def _result(self, event: RouterEvent, now: float) -> None:
         match event:
             case Answered():
-                self._failures = 0
+                self._failures = self._restated = 0
                 self._answered(event.state, now)
             case Refused():
                 self._refused(event.problem, now)
@@ -426,18 +428,26 @@ class RouterSession:
             case Phase.NAMING if suffix == "sdcp-stale-base" and problem.session_state is not None:
                 # Another make of verifier checks the values: repeat with its own (D-N1).
                 self._state = problem.session_state
-                self._rename_candidate(now)
+                self._restate(self._rename_candidate, now)
             case Phase.NAMING if status == 403:
                 self._drafter_refused(now)
             case Phase.POLICY if suffix == "sdcp-stale-base" and problem.session_state is not None:
                 self._state = problem.session_state
-                self._post_policy()
+                self._restate(lambda _: self._post_policy(), now)
             case Phase.NAMING | Phase.POLICY if status == 404 or suffix == "sdcp-stale-epoch":
                 self._fail_over(now)
             case Phase.NAMING | Phase.POLICY if status == 410:
                 self._close(None)
             case _:
                 self._close(problem)
+
+    def _restate(self, what: Callable[[float], None], now: float) -> None:
+        """At once with the verifier's values; with a pace if that does not help."""
+        self._restated += 1
+        if self._restated > RESTATED_MAX:
+            self._later(what, now)
+        else:
+            what(now)
 
     def _try_another_verifier(self, now: float) -> None:
         """429 is a definite no: the session is not open there, so no fence is needed."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sdcpd.engine.api import TargetEngine
 from sdcpd.protocol.codec import decode
-from sdcpd.protocol.contract import check_contract
+from sdcpd.protocol.contract import check_contract, contract_digest
 from sdcpd.protocol.limits import (
     CLOSED_RETENTION_S,
     OUTPUT_WAIT_S,
@@ -198,7 +198,7 @@ class Verifier:
         if known is not None and opened.epoch == known.machine.epoch:
             if known.machine.fenced:
                 raise known.stale()
-            if known.opened != opened:
+            if not _same_content(known.opened, opened):
                 raise Conflict("the session is open with other content")
             return 200, known
         others = len(self._serving - {known}) + self._opening
@@ -325,6 +325,16 @@ class Verifier:
         self.counts["drafted"] += done.proposed
         self.counts["accepted"] += verdict.accepted
         self.counts[f"action_{verdict.action.name.lower()}"] += 1
+
+
+def _same_content(a: SessionOpen, b: SessionOpen) -> bool:
+    """Whether one opening repeats the other: hints and accelerators may differ (D-O1)."""
+    return (contract_digest(a.contract), a.prompt, a.commit_log, a.resume) == (
+        contract_digest(b.contract),
+        b.prompt,
+        b.commit_log,
+        b.resume,
+    )
 
 
 def _wait_s(request: Request, longest_s: float) -> float:

@@ -260,3 +260,24 @@ def test_process_names_are_bounded_and_live_by_their_own_ttl() -> None:
         assert board.fresh(D0, InstanceRole.DRAFTER, now=101.0)
     board.report(D0, status("d0.99", InstanceRole.DRAFTER, ttl_ms=0), now=102.0)
     assert not board.fresh(D0, InstanceRole.DRAFTER, now=102.0)
+
+
+def test_a_verifier_that_never_likes_the_values_of_put_is_not_hammered() -> None:
+    """D-N1: repeated with its own values, but not in a hot loop."""
+    rig = Rig()
+    rig.answer()
+    stale = ProblemDocument(status=409, suffix="sdcp-stale-base", session_state=rig.machine._state)
+    for _ in range(3):
+        rig.feed(Refused(rig.machine._call, stale))
+        rig.only(NameAtVerifier)
+    assert rig.feed(Refused(rig.machine._call, stale)) == []
+    rig.now = 1.0
+    rig.feed(Woken())
+    rig.only(NameAtVerifier)
+
+
+def test_a_drafter_that_is_not_ready_is_not_chosen() -> None:
+    """D-Z5"""
+    board = Board({})
+    board.report(D0, status(D0, InstanceRole.DRAFTER, ready=False), now=0.0)
+    assert board.choose_drafter(contract(), now=0.0) is None

@@ -150,3 +150,11 @@ async def test_a_router_that_hangs_does_not_delay_reports_to_the_others() -> Non
         await asyncio.sleep(0.01)
     task.cancel()
     assert max(b - a for a, b in itertools.pairwise(times)) < 0.55
+
+
+async def test_an_opening_repeated_with_another_hint_is_a_repetition(wire: Wire) -> None:
+    """D-O1: the content is contract, prompt, log and resume; drafters may have come meanwhile."""
+    assert isinstance(await wire.open(self_decode_after_ms=0), SessionState)
+    assert isinstance(await wire.open(), SessionState)
+    other = await wire.open(prompt=(1, 2, 4))
+    assert isinstance(other, ProblemDocument) and other.status == 409

@@ -10,6 +10,7 @@ from sdcpd.protocol.messages import Action, Output
 from sdcpd.protocol.router_io import Progress, VerifierLost
 from sdcpd.protocol.uris import join
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
+from sdcpd.roles.commit_log import LogUnavailable
 from sdcpd.roles.generation import GenerationError, GenerationStats, Tokens
 from sdcpd.roles.router_session import RoutedSession
 from sdcpd.transport.http import Client, TransportError
@@ -17,6 +18,10 @@ from sdcpd.transport.http import Client, TransportError
 log = logging.getLogger("sdcpd.front_end")
 POLL_S = 10.0
 ATTEMPTS, ATTEMPT_PAUSE_S = 3, 0.7  # D-F1
+
+
+class _OutputLost(GenerationError):
+    """The session has ended, and its verifier no longer has the output."""
 
 
 class OutputReader:
@@ -55,11 +60,18 @@ class OutputReader:
 
     async def __aiter__(self) -> AsyncIterator[Tokens]:
         """Yield committed tokens as they come; raises GenerationError if the session fails."""
+        try:
+            async for part in self._from_verifiers():
+                yield part
+        except _OutputLost as lost:
+            yield await self._from_log(lost)
+
+    async def _from_verifiers(self) -> AsyncIterator[Tokens]:
         failures = 0
         while not self._done:
             verifier, epoch = await self._place()
             try:
-                output = await self._get(verifier)
+                output = await self._get_unless_moved(verifier, epoch)
             except (Declined, TransportError, BadAnswer) as e:
                 if isinstance(e, Declined) and e.problem.status != 500:
                     failures = 0
@@ -72,6 +84,8 @@ class OutputReader:
                 await self._moved_or(ATTEMPT_PAUSE_S)
                 continue
             failures = 0
+            if output is None:
+                continue
             if output.epoch < self._epoch or output.from_ != self._read:
                 # From a verifier that has lost its authority.
                 await self._moved_or(ATTEMPT_PAUSE_S)
@@ -83,6 +97,22 @@ class OutputReader:
     async def opened(self) -> None:
         """Wait until the session is open; raises GenerationError if it can't be."""
         await self._place()
+
+    async def _get_unless_moved(self, verifier: str, epoch: int) -> Output | None:
+        """Output, or None if the session goes on elsewhere: a frozen verifier answers no poll."""
+        poll = asyncio.ensure_future(self._get(verifier))
+        try:
+            while not poll.done():
+                changed = asyncio.ensure_future(self._session.wait_for_change())
+                try:
+                    await asyncio.wait({poll, changed}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    changed.cancel()
+                if not poll.done() and self._session.place != (verifier, epoch):
+                    return None
+            return poll.result()
+        finally:
+            poll.cancel()
 
     async def _get(self, verifier: str) -> Output:
         uri = join(verifier, f"sessions/{self._session.label}/output?from={self._read}")
@@ -132,15 +162,29 @@ class OutputReader:
         if self._session.place is None:
             raise GenerationError("the session was ended before it began")
 
+    async def _from_log(self, lost: _OutputLost) -> Tokens:
+        """A finished text whose verifier is gone before all was read is still in its log."""
+        if not self._session.machine.finished:
+            raise lost
+        try:
+            tokens = await self._session.rest(self._read)
+        except LogUnavailable as e:
+            raise GenerationError(f"{lost}; {e}") from e
+        if self._read + len(tokens) < self._session.machine.committed:
+            raise lost
+        self._read += len(tokens)
+        self._done = True
+        return Tokens(tokens, finished=True)
+
     def _lost(self, verifier: str, reason: str, epoch: int) -> None:
         if self._session.machine.closed:
-            raise GenerationError(f"the output was lost: {reason}")
+            raise _OutputLost(f"the output was lost: {reason}")
         self._session.step(VerifierLost(verifier, reason, epoch))
 
     async def _refused(self, error: Declined, verifier: str, epoch: int) -> None:
         problem = error.problem
-        if self._session.machine.closed:
-            raise GenerationError(f"the output was lost: {problem}")
+        if self._session.machine.closed and problem.status in (404, 409, 410):
+            raise _OutputLost(f"the output was lost: {problem}")
         if problem.status in (404, 409, 410) and self._session.place == (verifier, epoch):
             self._lost(verifier, str(problem), epoch)
         elif problem.status not in (404, 409, 410, 429) and problem.status < 500:

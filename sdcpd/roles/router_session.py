@@ -107,6 +107,12 @@ class RoutedSession:
         except LogUnavailable as e:
             log.warning("session %s: could not be cancelled: %s", self.label, e)
 
+    async def rest(self, from_: int) -> tuple[int, ...]:
+        """Committed tokens from index `from_`, read from the log; raises LogUnavailable."""
+        tokens = (await self._log.read()).tokens[from_:]
+        self._log.drop_content()
+        return tokens
+
     def close(self) -> None:
         """Stop the timer; called when the router stops."""
         if self._timer is not None:

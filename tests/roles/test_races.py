@@ -6,11 +6,13 @@ import asyncio
 
 import pytest
 
-from sdcpd.protocol.messages import Action, InstanceRole, Proposal, SessionOpen
+from sdcpd.protocol.messages import Action, InstanceRole, Proposal, Sampling, SessionOpen
 from sdcpd.protocol.problems import NotFound, to_json
 from sdcpd.roles import output_reader
-from sdcpd.roles.generation import GenerationError
+from sdcpd.roles.generation import GenerationError, GenerationRequest
+from sdcpd.roles.output_reader import OutputReader
 from sdcpd.transport.http import Request, Response
+from tests.kit.cluster import cluster
 from tests.roles.test_drafter import Rig
 from tests.roles.test_router import GREEDY, V0, Scripted
 
@@ -103,3 +105,52 @@ async def test_a_burst_is_spread_over_the_verifiers() -> None:
         assert [i.sessions for i in router.board.all()] == [0, 0]
     finally:
         await scripted.cluster.aclose()
+
+
+async def test_a_finished_text_is_read_to_its_end_though_its_verifier_died() -> None:
+    """R-6.7-6: what is in the log is committed, and the end event may overtake the reader."""
+    async with cluster(verifiers=1) as made:
+        request = GenerationRequest((1, 2, 3), 24, (), Sampling(temperature_milli=0))
+        reader = await made.router.generate(request)
+        while not reader._session.machine.closed:
+            await asyncio.sleep(0.01)
+        made.kill(V0)
+        tokens = [token async for part in reader for token in part.tokens]
+        assert tokens == made.model.text((1, 2, 3), 24)
+        assert reader.stats.committed == 24
+
+
+async def test_a_poll_at_a_frozen_verifier_ends_when_the_session_moves() -> None:
+    """Section 6.9: the front end follows at once, and not after the poll's time."""
+    scripted = Scripted()
+    made = scripted.cluster
+    frozen = asyncio.Event()
+
+    async def verifier(request: Request) -> Response:
+        if request.path.endswith("/output"):
+            frozen.set()
+        return await scripted.verifier(request)
+
+    made.network[V0] = verifier
+    try:
+        await scripted.report(InstanceRole.VERIFIER, V0)
+        made.add_verifier("v1")
+        router = made.router
+        request = GenerationRequest((1, 2, 3), 8, (), Sampling(temperature_milli=0))
+        while router.board.choose_verifier(now=0.0, exclude={V0}) == V0:
+            await asyncio.sleep(0.01)
+        target = made.verifiers["https://v1.test/"].status().model
+        await scripted.report(InstanceRole.VERIFIER, V0, model=target)
+        made.router.board.assigned("https://v1.test/", InstanceRole.VERIFIER, 5)
+        reader = await router.generate(request)
+        assert reader._session.machine.verifier == V0
+        read = asyncio.ensure_future(_tokens(reader))
+        await frozen.wait()
+        await scripted.report(InstanceRole.VERIFIER, V0, model=target, ttl_ms=0)
+        assert await asyncio.wait_for(read, 5) == made.model.text((1, 2, 3), 8)
+    finally:
+        await made.aclose()
+
+
+async def _tokens(reader: OutputReader) -> list[int]:
+    return [token async for part in reader for token in part.tokens]

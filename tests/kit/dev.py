@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -83,8 +82,7 @@ def _read_until(process: subprocess.Popen[str], marker: str) -> str:
     assert process.stdout is not None
     said = ""
     while marker not in said:
-        ready, _, _ = select.select([process.stdout], [], [], 60)
-        line = process.stdout.readline() if ready else ""
+        line = process.stdout.readline()
         assert line, f"sdcpd dev did not get ready; it said:\n{said}"
         said += line
     return said

@@ -106,7 +106,7 @@ def _run(config: Config, wanted: Sequence[Wanted]) -> int:
 
 @main.command()
 @click.option("--once", is_flag=True, help="generate one text, print it, and stop")
-@click.option("--prompt", default="Once upon a time", help="what --once continues")
+@click.option("--prompt", default="The ocean at night", help="what --once continues")
 @click.option("--max-tokens", type=click.IntRange(1), default=96)
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=int, default=None)

@@ -112,7 +112,8 @@ def _line(process: Process) -> str:
 def _banner(cluster: DevCluster) -> str:
     api = f"http://127.0.0.1:{cluster.options.port}/v1"
     name = "tiny" if cluster.options.target is None else cluster.options.target_path.name
-    body = json.dumps({"model": name, "prompt": "Once upon a time", "stream": True})
+    request = {"model": name, "prompt": "The ocean at night", "temperature": 0, "stream": True}
+    body = json.dumps({**request, "max_tokens": 64})
     return (
         f"OpenAI API: {api}   (no key, this machine only)\n"
         f"Try:  curl -N {api}/completions -H 'Content-Type: application/json' -d '{body}'\n"

@@ -33,6 +33,7 @@ test: lint
 test-slow: install
 	$(BIN)/pytest -q -m slow --timeout 1200
 
+# STORIES=stories.jsonl OUT=DIR
 train: install
 	$(BIN)/python -m sdcpd.dev.train --stories $(STORIES) --out $(OUT)
 

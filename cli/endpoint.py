@@ -38,15 +38,15 @@ def default_endpoint(run: Path = RUN) -> Path:
     installed = run / "router" / "admin.sock"
     if installed.parent.is_dir():
         return installed
-    tried = f"no `sdcpd dev` runs in this session and {installed} does not exist"
+    tried = f"no running `sdcpd dev` is known here and {installed} does not exist"
     others = sorted(run.glob("*/admin.sock"))
     if others:
         raise CtlError(
             f"{tried}; on this host there is --endpoint unix:{others[0]}", status=EXIT_UNREACHABLE
         )
     raise CtlError(
-        f"{tried}; start one (sdcpd dev, or: systemctl start sdcpd@router), "
-        "or name a socket with --endpoint unix:PATH",
+        f"{tried}; use the line that sdcpd dev prints (with --endpoint), "
+        "or: systemctl start sdcpd@router",
         status=EXIT_UNREACHABLE,
     )
 

@@ -30,7 +30,11 @@ Wanted = tuple[str, str, str]
     help="router, verifier or drafter, with the instance's name; repeat for several in one process",
 )
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), default=DEFAULT_PATH)
-@click.option("--check-config", is_flag=True, help="check the file and exit")
+@click.option(
+    "--check-config",
+    is_flag=True,
+    help="check the file, and with --role certificates and model directories, and exit",
+)
 @click.version_option(sdcpd.__version__, prog_name="sdcpd")
 @click.pass_context
 def main(context: click.Context, roles: tuple[str, ...], path: Path, check_config: bool) -> None:
@@ -44,6 +48,8 @@ def main(context: click.Context, roles: tuple[str, ...], path: Path, check_confi
     try:
         config = load_config(path)
         wanted = _instances(roles, config, path)
+        if check_config:
+            _check(config, wanted)
     except ConfigError as e:
         for problem in e.problems:
             click.echo(problem, err=True)
@@ -54,6 +60,16 @@ def main(context: click.Context, roles: tuple[str, ...], path: Path, check_confi
         click.echo(f"{path}: ok")
         return
     sys.exit(_run(config, wanted))
+
+
+def _check(config: Config, wanted: Sequence[Wanted]) -> None:
+    """Look at certificates and model directories too; raises ConfigError."""
+    from sdcpd.check import problems_of
+    from sdcpd.parts import Instance
+
+    found = problems_of(config, [Instance(role, name, unit) for role, name, unit in wanted])
+    if found:
+        raise ConfigError(found)
 
 
 def _instances(roles: Sequence[str], config: Config, path: Path) -> list[Wanted]:
@@ -109,7 +125,7 @@ def _run(config: Config, wanted: Sequence[Wanted]) -> int:
 @click.option("--prompt", default="The ocean at night", help="what --once continues")
 @click.option("--max-tokens", type=click.IntRange(1), default=96)
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
-@click.option("--seed", type=int, default=None)
+@click.option("--seed", type=click.IntRange(-(1 << 63), (1 << 64) - 1), default=None)
 @click.option("--json", "as_json", is_flag=True, help="with --once: one JSON object on one line")
 @click.option("--target", type=click.Path(path_type=Path), help="a Hugging Face model directory")
 @click.option(
@@ -120,7 +136,13 @@ def _run(config: Config, wanted: Sequence[Wanted]) -> int:
     help="repeatable; default: the bundled drafter and ngram (only ngram with --target)",
 )
 @click.option("--verifiers", type=click.IntRange(1, 16), default=1, show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="of the API, which --once does not open",
+)
 @click.option("--keep", type=click.Path(path_type=Path), help="keep certificates and logs there")
 def dev(
     *,
@@ -137,6 +159,10 @@ def dev(
     keep: Path | None,
 ) -> None:
     """Run a router, verifiers and drafters on this machine, over real mutual TLS."""
+    if not once and (as_json or seed is not None):
+        raise click.UsageError("--json and --seed go with --once")
+    if temperature != temperature:
+        raise click.UsageError("--temperature must be a number from 0 to 2")
     from sdcpd.dev.cluster import DevError
     from sdcpd.dev.command import OnceRequest, run_dev
     from sdcpd.dev.plan import DevOptions

@@ -118,17 +118,22 @@ class Parts:
                 f"{', '.join(identity.bases) or 'no base URI'}; fix base_uri or reissue"
             )
 
-    async def serve(
-        self, instance: Instance, listener: Listener, identity: TlsIdentity, base_uri: str
-    ) -> None:
-        """Listen for an instance; raises StartError."""
-        host, port = settings.listen_of(self.config, instance.role)
+    def check_base_uri(self, instance: Instance, identity: TlsIdentity) -> None:
+        """Raise StartError unless the certificate is for the instance's base URI (D-I1)."""
+        base_uri = str(getattr(self.config, instance.role).base_uri)
         if not any(base_uri_equal(uri, base_uri) for uri in identity.uris):
             raise StartError(
                 f"{instance.label}: its certificate names {', '.join(identity.uris)}, not its "
                 f"base_uri {base_uri}; reissue it with sdcpctl certs issue",
                 status=78,
             )
+
+    async def serve(
+        self, instance: Instance, listener: Listener, identity: TlsIdentity, base_uri: str
+    ) -> None:
+        """Listen for an instance; raises StartError."""
+        host, port = settings.listen_of(self.config, instance.role)
+        self.check_base_uri(instance, identity)
         object_max = self.config.mlc.object_max
 
         def body_bytes_max(method: str, target: str) -> int:

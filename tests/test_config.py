@@ -305,3 +305,22 @@ def test_usage_errors_exit_2(tmp_path: Path, arguments: list[str], says: str) ->
     done = sdcpd("-c", path, *arguments)
     assert done.returncode == 2
     assert says in re.sub(r"\s+", " ", done.stderr)
+
+
+def test_check_config_with_a_role_looks_at_certificates_and_models(tmp_path: Path) -> None:
+    """What a start would refuse is said before it: certificate and model directory."""
+    file = tmp_path / "sdcpd.toml"
+    file.write_text(
+        '[verifier]\nbase_uri = "https://gpu1.lab:7443/"\nrouter = "https://r0.lab:7442/"\n'
+        f'[verifier.model]\npath = "{tmp_path / "nowhere"}"\n'
+        f'[tls]\nca = "{tmp_path}/ca.crt"\ncert = "{tmp_path}/v.crt"\nkey = "{tmp_path}/v.key"\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "sdcpd", "--role", "verifier-v0", "-c", str(file), "--check-config"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 78 and "Traceback" not in done.stderr
+    assert "v.crt" in done.stderr or "ca.crt" in done.stderr
+    assert f"{tmp_path / 'nowhere'} does not exist" in done.stderr

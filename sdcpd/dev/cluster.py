@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -122,9 +123,13 @@ class DevCluster:
         if keep is None:
             return Path(tempfile.mkdtemp(prefix="sdcpd-dev-"))
         keep = keep.resolve()
-        if keep.exists() and any(keep.iterdir()):
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+            empty = not any(keep.iterdir())
+        except OSError as e:
+            raise DevError(f"--keep {keep}: {e.strerror}; name a new directory", status=2) from e
+        if not empty:
             raise DevError(f"--keep {keep}: the directory is not empty; name a new one", status=2)
-        keep.mkdir(parents=True, exist_ok=True)
         return keep
 
     def __enter__(self) -> DevCluster:
@@ -160,6 +165,8 @@ class DevCluster:
         link = dev_state_path()
         if link is not None and link.is_symlink() and link.readlink().parent == self.directory:
             link.unlink()
+            with suppress(OSError):  # others may keep something there
+                link.parent.rmdir()
         shutil.rmtree(self._sockets, ignore_errors=True)
         if self._own_directory:
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -18,6 +18,7 @@ from sdcpd.admin_client import dev_state_path
 from sdcpd.dev.cluster import DevCluster, DevError, Process
 from sdcpd.dev.plan import DevOptions
 
+ROLES = ("verifier", "drafter")
 Say = Callable[[str], None]
 
 
@@ -92,15 +93,32 @@ def _check(options: DevOptions) -> None:
             "name a Hugging Face model directory",
             status=78,
         )
-    if options.target is not None and options.target_path.is_file():
-        raise DevError(f"--target {options.target_path}: not a directory", status=78)
+    if "none" in options.drafters and len(options.drafters) > 1:
+        raise DevError("--drafter none stands alone: it means that there is no drafter", status=2)
+    tokenizer = options.target_path / "tokenizer.json"
+    for kind in options.drafter_kinds:
+        if kind == "ngram":
+            continue
+        own = Path(kind) / "tokenizer.json"
+        if not Path(kind).is_dir():
+            raise DevError(
+                f"--drafter {kind}: no such directory; name a model directory, ngram or none",
+                status=78,
+            )
+        if own.is_file() and tokenizer.is_file() and own.read_bytes() != tokenizer.read_bytes():
+            raise DevError(
+                f"--drafter {kind}: its tokenizer.json is not the target's; "
+                "a drafter must have the target's tokenizer",
+                status=78,
+            )
 
 
 def _phases_before(cluster: DevCluster) -> str:
     counts = [0, 0]
     for plan in cluster.plans[1:]:
         counts[plan.role == "drafter"] += 1
-    instances = f"1 router, {counts[0]} verifier, {counts[1]} drafters"
+    nouns = [f"{n} {noun}{'s' * (n != 1)}" for n, noun in zip(counts, ROLES, strict=True)]
+    instances = ", ".join(["1 router", *nouns])
     return f"  {'certificates':<14}{cluster.certs_s:5.1f} s   spiffe://dev.sdcp   {instances}"
 
 

@@ -84,10 +84,19 @@ class LlamaModel:
                     f"{config.layers} layers needs; config.json and weights do not belong together"
                 ) from None
 
-        self.embedding = take("model.embed_tokens.weight")
+        def shaped(name: str, *shape: int) -> torch.Tensor:
+            tensor = take(name)
+            if tuple(tensor.shape) != shape:
+                raise ModelError(
+                    f"tensor {name!r} has the shape {list(tensor.shape)}, config.json asks for "
+                    f"{list(shape)}; config.json and weights do not belong together"
+                )
+            return tensor
+
+        self.embedding = shaped("model.embed_tokens.weight", config.vocab, config.hidden)
         self.dtype = self.embedding.dtype
-        self.layers = [self._layer(take, i) for i in range(config.layers)]
-        self.norm_out = take("model.norm.weight")
+        self.layers = [self._layer(shaped, i) for i in range(config.layers)]
+        self.norm_out = shaped("model.norm.weight", config.hidden)
         self.head = (
             self.embedding
             if config.tied and "lm_head.weight" not in tensors
@@ -96,21 +105,32 @@ class LlamaModel:
         self.head_tokens = tensors["d2t"].to(device).long() if "d2t" in tensors else None
         self._cos, self._sin = (t.to(self.dtype) for t in _rope_table(config, device))
 
-    def _layer(self, take: Callable[[str], torch.Tensor], index: int) -> Layer:
+    def _layer(self, take: Callable[..., torch.Tensor], index: int) -> Layer:
+        c = self.config
         at = f"model.layers.{index}."
         attention, mlp = at + "self_attn.", at + "mlp."
-        names = ("q_proj", "k_proj", "v_proj")
+        rows = c.heads * c.head_dim
+        sizes = {
+            "q_proj": rows,
+            "k_proj": c.kv_heads * c.head_dim,
+            "v_proj": c.kv_heads * c.head_dim,
+        }
         bias = None
-        if self.config.qkv_bias:
-            bias = torch.cat([take(f"{attention}{n}.bias") for n in names])
+        if c.qkv_bias:
+            bias = torch.cat([take(f"{attention}{n}.bias", size) for n, size in sizes.items()])
+        inner = (c.intermediate, c.hidden)
         return Layer(
-            norm_in=take(at + "input_layernorm.weight"),
-            qkv=torch.cat([take(f"{attention}{n}.weight") for n in names]),
+            norm_in=take(at + "input_layernorm.weight", c.hidden),
+            qkv=torch.cat(
+                [take(f"{attention}{n}.weight", size, c.hidden) for n, size in sizes.items()]
+            ),
             qkv_bias=bias,
-            out=take(attention + "o_proj.weight"),
-            norm_mlp=take(at + "post_attention_layernorm.weight"),
-            gate_up=torch.cat([take(mlp + "gate_proj.weight"), take(mlp + "up_proj.weight")]),
-            down=take(mlp + "down_proj.weight"),
+            out=take(attention + "o_proj.weight", c.hidden, rows),
+            norm_mlp=take(at + "post_attention_layernorm.weight", c.hidden),
+            gate_up=torch.cat(
+                [take(mlp + "gate_proj.weight", *inner), take(mlp + "up_proj.weight", *inner)]
+            ),
+            down=take(mlp + "down_proj.weight", c.hidden, c.intermediate),
         )
 
     @torch.inference_mode()

@@ -93,14 +93,25 @@ def read_config(directory: Path) -> ModelConfig:
     if raw.get("use_sliding_window"):
         raise ModelError(f"{path}: sliding-window attention is not supported by sdcpd")
     try:
-        return _shape(raw, names[0])
-    except (KeyError, TypeError, ValueError) as e:
-        raise ModelError(f"{path}: {e!s} is missing or has a wrong value; fetch it again") from e
+        config = _shape(raw, names[0])
+    except KeyError as e:
+        raise ModelError(f"{path}: key {e} is missing; fetch the file again") from e
+    except (TypeError, ValueError) as e:
+        raise ModelError(f"{path}: a key has a wrong value ({e}); fetch the file again") from e
+    sizes = (config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim)
+    if min(*sizes, config.vocab, config.context_max) < 1 or config.heads % config.kv_heads:
+        raise ModelError(
+            f"{path}: sizes do not fit each other (heads {config.heads}, key heads "
+            f"{config.kv_heads}, hidden {config.hidden}); fetch the file again"
+        )
+    return config
 
 
 def _shape(raw: dict[str, Any], architecture: str) -> ModelConfig:
     heads = int(raw["num_attention_heads"])
     hidden = int(raw["hidden_size"])
+    if heads < 1:
+        raise ValueError(f"num_attention_heads is {heads}")
     eos = raw.get("eos_token_id")
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = rope.get("rope_theta", raw.get("rope_theta", 10000.0))

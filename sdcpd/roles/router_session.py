@@ -173,7 +173,7 @@ class RoutedSession:
             )
             state = read_answer(SessionState, response) if response.body else None
         except Declined as e:
-            log.info("session %s: %s %s: %s", self.label, method, uri, e)
+            log.warning("session %s: %s %s: %s", self.label, method, uri, e)
             self.step(Refused(number, e.problem))
         except (TransportError, BadAnswer) as e:
             log.warning("session %s: %s %s: %s", self.label, method, uri, e)

@@ -197,7 +197,11 @@ class _Connection:
         except TimeoutError as e:
             raise _Refused(408, "the request did not arrive in time") from e
         except h11.RemoteProtocolError as e:
-            raise _Refused(e.error_status_hint, f"this is not HTTP/1.1 as it should be: {e}") from e
+            # What was sent is not repeated: it may be anything.
+            what = str(e).partition(":")[0]
+            raise _Refused(
+                e.error_status_hint, f"this is not HTTP/1.1 as it should be: {what}"
+            ) from e
 
     async def _whole_request(self, limit: asyncio.Timeout) -> Request | None:
         head = await self._next()
@@ -208,6 +212,10 @@ class _Connection:
         too_large = _Refused(
             413, f"the body is larger than the {self._server.body_bytes_max} octets allowed"
         )
+        names = {name for name, _ in head.headers}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            # Two readers may see two bodies there (RFC 9112 6.1).
+            raise _Refused(400, "both Content-Length and Transfer-Encoding are given")
         length = next((int(v) for k, v in head.headers if k == b"content-length"), 0)
         if length > self._server.body_bytes_max:
             raise too_large

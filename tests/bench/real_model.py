@@ -1,6 +1,6 @@
 """Tokens per second and per target pass of `sdcpd dev` on a model directory, by drafter.
 
-    python tests/bench/real_model.py TARGET [--drafter DIR|ngram|none]... [--tokens 96] [--rounds 3]
+    python -m tests.bench.real_model TARGET [--drafter DIR|ngram|none]... [--tokens 96] [--rounds 3]
 
 The drafters take turns in each round, in one run, so that the machine's moods fall on all alike.
 Every text of one prompt must have the same digest, whoever drafted it.

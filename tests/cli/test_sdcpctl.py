@@ -251,7 +251,7 @@ def test_without_an_endpoint_it_says_what_to_start(tmp_path: Path) -> None:
     with pytest.raises(click.ClickException) as caught:
         endpoints.default_endpoint(tmp_path)
     assert caught.value.exit_code == 3
-    assert "start one (sdcpd dev, or: systemctl start sdcpd@router)" in caught.value.message
+    assert "use the line that sdcpd dev prints" in caught.value.message
 
 
 def test_another_instance_of_this_host_is_named(tmp_path: Path) -> None:

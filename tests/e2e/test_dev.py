@@ -217,3 +217,42 @@ def test_model_directory_that_lacks_a_file(tmp_path: Path) -> None:
     assert done.returncode == 78 and "Traceback" not in done.stderr
     assert "tokenizer.json is missing" in done.stderr or "GPT2LMHeadModel" in done.stderr
     assert sys.version_info >= (3, 11)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--keep", "/proc/x"), "--keep /proc/x"),
+        (("--keep", __file__), "--keep"),
+        (("--drafter", "none", "--drafter", "ngram"), "stands alone"),
+        (("--temperature", "nan"), "--temperature"),
+        (("--seed", str(1 << 64)), "--seed"),
+    ],
+)
+def test_options_that_contradict(options: tuple[str, ...], words: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--once", *options],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert words in done.stderr
+
+
+def test_a_drafter_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(PAIR / "drafter", tmp_path / "drafter")
+    (tmp_path / "drafter" / "tokenizer.json").write_text("{}")
+    done = subprocess.run(
+        [*COMMAND, "--once", "--drafter", str(tmp_path / "drafter")],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 78 and "target's tokenizer" in done.stderr

@@ -210,3 +210,29 @@ def test_digest_of_one_file_is_its_sha256(tiny: tuple[Any, Path]) -> None:
 
     octets = (tiny[1] / "model.safetensors").read_bytes()
     assert model_digest(tiny[1]) == hashlib.sha256(octets).digest()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_attention_heads", 0, "num_attention_heads is 0"),
+        ("num_attention_heads", 8, "do not belong together"),
+        ("vocab_size", 100, "do not belong together"),
+        ("hidden_size", "x", "wrong value"),
+        ("num_key_value_heads", 3, "do not fit each other"),
+    ],
+)
+def test_config_and_weights_that_disagree(
+    tiny: tuple[Any, Path], tmp_path: Path, key: str, value: object, words: str
+) -> None:
+    import json
+    import shutil
+
+    directory = tmp_path / "model"
+    shutil.copytree(tiny[1], directory)
+    config = json.loads((directory / "config.json").read_text())
+    config[key] = value
+    config.pop("head_dim", None)
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=words):
+        load_target(ModelSettings(directory), report=lambda _: None)

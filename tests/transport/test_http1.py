@@ -197,6 +197,11 @@ async def test_a_client_that_sends_on_still_reads_why_it_was_refused() -> None:
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),  # HTTP/2 without having asked
         (b"GET / HTTP/1.1\r\nhost: h\r\nbad name: x\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: -1\r\n\r\n", 400),
+        (
+            b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n"
+            b"\r\n0\r\n\r\n",
+            400,
+        ),
         (b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: gzip\r\n\r\n", 501),
         (b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),

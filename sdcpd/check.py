@@ -1,0 +1,53 @@
+"""`--check-config` with roles: what a start would find wrong, without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sdcpd.config import Config
+from sdcpd.engine.api import ModelError
+from sdcpd.engine.tokenizer import TextModel
+from sdcpd.parts import Instance, Parts, StartError
+from sdcpd.transport.tls import IdentityError
+
+MODEL_FILES = ("config.json", "tokenizer.json")
+
+
+def problems_of(config: Config, instances: list[Instance]) -> list[str]:
+    """One sentence for each thing that would keep an instance from starting."""
+    parts, found = Parts(config), []
+    for instance in instances:
+        try:
+            identity = parts.identity(instance)
+            parts.check_base_uri(instance, identity)
+        except (IdentityError, StartError) as e:
+            found.append(f"{instance.label}: {str(e).removeprefix(f'{instance.label}: ')}")
+        found += [f"{instance.label}: {text}" for text in _model_problems(config, instance.role)]
+    return found
+
+
+def _model_problems(config: Config, role: str) -> list[str]:
+    if role == "router":
+        own = config.router.model if config.router else None
+        verifier = config.verifier.model.path if config.verifier else None
+        path = own or verifier
+        try:
+            if path is not None:
+                TextModel.load(path)
+        except ModelError as e:
+            return [str(e)]
+        return []
+    section = config.verifier if role == "verifier" else config.drafter
+    path = section.model.path if section else None
+    if path is None:
+        return []
+    return _directory_problems(path)
+
+
+def _directory_problems(path: Path) -> list[str]:
+    if not path.is_dir():
+        return [f"model directory {path} does not exist; check the path"]
+    missing = [name for name in MODEL_FILES if not (path / name).is_file()]
+    if not any(path.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    return [f"model directory {path}: {name} is missing" for name in missing]

@@ -72,6 +72,7 @@ def check(tmp_path: Path, prompts: list[str], count: int) -> None:
         if ours != wanted:
             at = next(i for i, (a, b) in enumerate(zip(ours, wanted, strict=False)) if a != b)
             parted.append((prompt, at, gaps[at]))
+    print(f"{len(prompts)} prompts x {count} tokens; parted from transformers: {parted}")
     assert all(gap < CLOSE for _, _, gap in parted), parted
     assert len(parted) <= 1, parted
 

@@ -51,11 +51,12 @@ class _JsonResources:
             return _json(404, {"error": f"no such resource: {request.method} {request.path}"})
         try:
             body = json.loads(request.body) if request.body else {}
+        except ValueError as e:
+            return _json(400, {"error": f"the body is not JSON: {e}"})
+        try:
             if not isinstance(body, dict):
                 raise AdminError("the body must be a JSON object")
             return _json(200, {"schema": SCHEMA, **await resource(body)})
-        except ValueError as e:
-            return _json(400, {"error": f"the body is not JSON: {e}"})
         except (AdminError, ChatTemplateError, GenerationError) as e:
             return _json(409, {"error": str(e)})
         except Exception:
@@ -127,6 +128,10 @@ class RouterAdmin(_JsonResources):
         temperature, seed = body.get("temperature", 0.0), body.get("seed")
         if not isinstance(prompt, str) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise AdminError("prompt must be text and max_tokens a number above 0")
+        if not isinstance(temperature, int | float) or not 0 <= temperature <= 2:
+            raise AdminError("temperature must be a number from 0 to 2")
+        if not isinstance(seed, int | None):
+            raise AdminError("seed must be a whole number")
         if body.get("chat"):
             rendered = self._text.chat_prompt([{"role": "user", "content": prompt}])
             ids = self._text.encode(rendered, special=False)
@@ -139,8 +144,8 @@ class RouterAdmin(_JsonResources):
                 f"together they must not exceed the model's context of {self._text.context_max}"
             )
         sampling = Sampling(
-            temperature_milli=round(1000 * float(temperature)),
-            seed=None if seed is None else int(seed) % (1 << 64),
+            temperature_milli=round(1000 * temperature),
+            seed=None if seed is None else seed % (1 << 64),
         )
         stop = () if body.get("ignore_eos") else self._text.eos
         begin = time.monotonic()

@@ -99,7 +99,6 @@ class DrafterSession:
         self._wake: tuple[str, float] | None = None
         self._target: SessionState | None = None  # while resynchronising
         self._resyncs = 0
-        self._last_failed = 0.0
         self._actions: list[DrafterAction] = []
 
     @property

@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,7 +215,6 @@ def test_model_directory_that_lacks_a_file(tmp_path: Path) -> None:
     )
     assert done.returncode == 78 and "Traceback" not in done.stderr
     assert "tokenizer.json is missing" in done.stderr or "GPT2LMHeadModel" in done.stderr
-    assert sys.version_info >= (3, 11)
 
 
 @pytest.mark.parametrize(
@@ -256,3 +254,22 @@ def test_a_drafter_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 78 and "target's tokenizer" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"temperature": "hot"}, "temperature must be"),
+        ({"seed": "seven"}, "seed must be"),
+        ({"prompt": 7}, "prompt must be"),
+        ({"max_tokens": 1 << 20}, "must not exceed the model's context"),
+    ],
+)
+def test_the_admin_socket_names_what_is_wrong(
+    cluster: Dev, body: dict[str, object], words: str
+) -> None:
+    from sdcpd.admin_client import AdminRefused, ask
+
+    socket = Path(cluster.instance("r0")["admin"])
+    with pytest.raises(AdminRefused, match=words):
+        ask(socket, "POST", "/generate", {"prompt": "A", "max_tokens": 4, **body})

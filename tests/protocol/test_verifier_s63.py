@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdcpd.protocol.messages import Action, Rule, SessionState, State
+from sdcpd.protocol.messages import Rule, SessionState, State
 from sdcpd.protocol.problems import Problem, StaleBase, StaleEpoch, Unavailable
 from sdcpd.protocol.verifier_io import Abandon, Append, AppendStalled, ScoreRound
 from tests.kit.verifier_machine import D0, D1, Driver, contract, verdict
@@ -259,4 +259,3 @@ def test_greedy_output_is_the_targets(rounds: list[tuple[int, bool, str]]) -> No
     text = driver.machine.tokens[3:]
     assert text == driver.model.text((1, 2, 3), len(text))
     assert [r.round for r in driver.log] == list(range(1, len(driver.log) + 1))
-    assert Action.FINISH == 4

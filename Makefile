@@ -9,7 +9,7 @@ DEV_ARGS ?=
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install dev test test-slow lint clean train
+.PHONY: install dev test test-slow conformance lint clean train
 
 install: .venv/installed
 
@@ -32,6 +32,10 @@ test: lint
 
 test-slow: install
 	$(BIN)/pytest -q -m slow --timeout 1200
+
+# All tests, and docs/conformance.md from what they came to.
+conformance: install
+	$(BIN)/pytest -q -m 'not device' --timeout 1200 --conformance docs/conformance.md
 
 # STORIES=stories.jsonl OUT=DIR
 train: install

@@ -33,7 +33,7 @@ def contract(**members: Any) -> Contract:
 
 @pytest.mark.parametrize("trace", TRACES, ids=[trace["name"] for trace in TRACES])
 def test_control_traces(trace: dict[str, Any]) -> None:
-    """R-6.5-1 and following, D-K1 to D-K11: every step of every trace."""
+    """R-6.5.2-1 to R-6.5.2-14, D-K1 to D-K11: every step of every trace."""
     terms = contract(**trace["contract"])
     control = Control().assigned(terms, trace["m_init"])
     for step in trace["steps"]:
@@ -101,7 +101,7 @@ def test_control_invariants(
     fallback: list[int],
     rounds: list[tuple[int, int, bool]],
 ) -> None:
-    """R-6.5-1: 1 <= m_cap <= m_max in every verdict; and the counters' own invariants."""
+    """R-6.5.1-1: 1 <= m_cap <= m_max in every verdict; and the counters' own invariants."""
     terms = contract(
         m_max=m_max, low_rounds=low_rounds, low_ratio=low_ratio, fallback=fallback, self_load=50
     )

@@ -1,18 +1,26 @@
-"""A real verifier shell with a fake engine, asked by a scripted router and drafter."""
+"""A real verifier shell with a fake engine, asked by a scripted router and drafters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
+from sdcpd.dev.plan import free_ports
 from sdcpd.engine.fake import FakeModel, FakeTarget
 from sdcpd.protocol.codec import MEDIA_TYPE, decode, encode
+from sdcpd.protocol.commit_log import CommitRecord, Record, decode_log
 from sdcpd.protocol.messages import (
     Assignment,
     Contract,
+    Event,
     Message,
     Output,
+    Policy,
     Proposal,
+    Sampling,
     SessionOpen,
     SessionState,
     Verdict,
@@ -22,13 +30,19 @@ from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.verifier import Verifier, VerifierConfig
-from sdcpd.transport.http import Client, Handler, Response
+from sdcpd.roles.verifier_session import ServedSession
+from sdcpd.transport.client import HttpClient
+from sdcpd.transport.http import Client, Handler, Request, Response
 from sdcpd.transport.loopback import LoopbackClient
-from tests.kit.cluster import PEERS, ROUTER, peer
+from sdcpd.transport.server import Server
+from tests.kit.answers import state_of
+from tests.kit.certs import CertKit
+from tests.kit.cluster import DOMAIN, PEERS, ROUTER, peer
 from tests.kit.mlc import LossyClient, MemoryMlc
 from tests.kit.verifier_machine import SESSION, STATUS, contract
 
-BASE, DRAFTER = "https://v0.test/", "https://d0.test/"
+BASE, DRAFTER, OTHER = "https://v0.test/", "https://d0.test/", "https://d1.test/"
+NAMED = {"drafter": DRAFTER, "other": OTHER}
 M = TypeVar("M", bound=Message)
 
 
@@ -40,20 +54,30 @@ class Wire:
     enforcing: bool = True
     base: str = BASE
     model: FakeModel = field(default_factory=FakeModel)
+    engine_kind: Callable[[FakeModel], FakeTarget] = FakeTarget
+    members: dict[str, object] = field(default_factory=dict)
+    """Members of the contract that differ from the kit's."""
+    config: dict[str, object] = field(default_factory=dict)
+    """Of VerifierConfig; `load` pins the reading."""
 
     def __post_init__(self) -> None:
-        self.network: dict[str, Handler] = {ROUTER: self.mlc.handle}
+        self.network: dict[str, Handler] = {ROUTER: self._router}
+        self.events: list[Event] = []
+        self.deliveries: list[Event] = []
+        """Every attempt to deliver an event, also those that were not taken."""
+        self.event_answers: list[int] = []
         client = LossyClient(LoopbackClient(self.network, peer("verifier", "v0", self.base)))
         self.own_client = client
-        self.engine = FakeTarget(self.model)
+        self.engine = self.engine_kind(self.model)
+        config = {
+            "machine": VerifierSettings(None, None),
+            "enforcing_logs": self.enforcing,
+            "output_wait_s": 0.2,
+            "round_rate": 1e9,
+            **self.config,
+        }
         self.verifier = Verifier(
-            VerifierConfig(
-                self.base,
-                ROUTER,
-                machine=VerifierSettings(None, None),
-                enforcing_logs=self.enforcing,
-                output_wait_s=0.2,
-            ),
+            VerifierConfig(self.base, ROUTER, **config),  # type: ignore[arg-type]
             engine=self.engine,
             client=client,
             objects=Objects(client, bases=(ROUTER, self.base), own=self.base),
@@ -66,12 +90,21 @@ class Wire:
         self.clients: dict[str, Client] = {
             "router": LoopbackClient(self.network, peer("router", "r0", ROUTER)),
             "drafter": LoopbackClient(self.network, peer("drafter", "d0", DRAFTER)),
+            "other": LoopbackClient(self.network, peer("drafter", "d1", OTHER)),
             "front_end": LoopbackClient(self.network, peer("front_end", "f0")),
         }
-        self.contract = contract(
-            target=self.engine.info.model, tokenizer=self.engine.info.tokenizer
-        )
-        self.tokens: list[int] = [1, 2, 3]
+        self.contract = with_contract(self, **self.members)
+
+    async def _router(self, request: Request) -> Response:
+        """The router's listener: takes events as the test says, and serves the MLC."""
+        if request.path != "/events":
+            return await self.mlc.handle(request)
+        event = decode(Event, request.body)
+        self.deliveries.append(event)
+        status = self.event_answers.pop(0) if self.event_answers else 204
+        if status == 204:
+            self.events.append(event)
+        return Response(status)
 
     @property
     def log_name(self) -> str:
@@ -128,34 +161,78 @@ class Wire:
         path = f"sessions/{self.log_name}/drafter"
         return await self.ask("router", "PUT", path, message, SessionState)
 
-    async def propose(self, tokens: list[int], **changes: object) -> Verdict | ProblemDocument:
-        machine = self.verifier.sessions[0].machine
+    async def propose(
+        self, tokens: Sequence[int], *, who: str = "drafter", **changes: object
+    ) -> Verdict | ProblemDocument:
+        return await self.ask(
+            who, "POST", "proposals", self.proposal(tokens, who, **changes), Verdict
+        )
+
+    def proposal(self, tokens: Sequence[int], who: str = "drafter", **changes: object) -> Proposal:
+        """Right in every respect that `changes` does not change."""
+        machine = self.served(changes.get("session", SESSION)).machine
         members: dict[str, object] = {
             "session": SESSION,
             "epoch": 1,
             "round": machine.round + 1,
-            "drafter": DRAFTER,
+            "drafter": NAMED.get(who, DRAFTER),
             "base": machine.committed,
             "base_digest": machine.chain.digest,
             "tokens": tuple(tokens),
             "status": STATUS,
             **changes,
         }
-        message = Proposal(**members)  # type: ignore[arg-type]
-        return await self.ask("drafter", "POST", "proposals", message, Verdict)
+        return Proposal(**members)  # type: ignore[arg-type]
+
+    async def policy(self, from_round: int, **sampling: int) -> SessionState | ProblemDocument:
+        message = Policy(session=SESSION, from_round=from_round, sampling=Sampling(**sampling))
+        path = f"sessions/{self.log_name}/policy"
+        return await self.ask("router", "POST", path, message, SessionState)
 
     async def output(self, from_: int = 0, who: str = "front_end") -> Output | ProblemDocument:
         path = f"sessions/{self.log_name}/output?from={from_}"
         return await self.ask(who, "GET", path, None, Output)
 
-    async def ready(self) -> None:
+    async def ready(self, **named: object) -> None:
         """Open the session and name the drafter."""
-        assert isinstance(await self.open(), SessionState)
-        assert isinstance(await self.name(), SessionState)
+        state_of(await self.open())
+        state_of(await self.name(**named))
+
+    def served(self, session: object = SESSION) -> ServedSession:
+        """The session as the verifier has it."""
+        return next(s for s in self.verifier.sessions if s.machine.session == session)
 
     def good(self, count: int) -> list[int]:
         """What the target would write next."""
-        return self.model.text(self.verifier.sessions[0].machine.tokens, count)
+        return self.model.text(self.served().machine.tokens, count)
+
+    def bad(self, count: int, good: int = 0) -> list[int]:
+        """Some tokens that the target would write, then wrong ones."""
+        right = self.good(good + 1)
+        return [*right[:good], *[(right[good] + 1) % self.model.vocab] * (count - good)]
+
+    def pin_load(self, percent: int) -> None:
+        """What the load reads from now on."""
+        self.verifier.config = replace(self.verifier.config, load=percent)
+
+    def records(self) -> list[Record]:
+        """The commit log."""
+        return decode_log(self.mlc.logs[self.log_name][1]) if self.log_name in self.mlc.logs else []
+
+    def commits(self) -> list[CommitRecord]:
+        """The commit log's commit records."""
+        return [record for record in self.records() if isinstance(record, CommitRecord)]
+
+    def put(self, name: str, octets: bytes) -> str:
+        """An object in the MLC, as another role would have written it; returns its reference."""
+        self.mlc.objects[f"{self.log_name}/{name}"] = octets
+        return f"{ROUTER}objects/{self.log_name}/{name}"
+
+    def snapshot(self) -> tuple[object, ...]:
+        """All that a refused request must leave as it was (D-P9)."""
+        machine = self.served().machine
+        state = (machine.state_message(), dict(machine.verdicts), machine._control, machine._limit)
+        return (*state, self.mlc.logs.get(self.log_name), len(self.engine.scored))
 
 
 def with_contract(wire: Wire, **changes: object) -> Contract:
@@ -163,3 +240,32 @@ def with_contract(wire: Wire, **changes: object) -> Contract:
     return contract(
         **{"target": wire.engine.info.model, "tokenizer": wire.engine.info.tokenizer, **changes}
     )
+
+
+@asynccontextmanager
+async def tls_wire(folder: Path) -> AsyncIterator[Wire]:
+    """A wire whose verifier is reached over HTTP/2, TLS 1.3 and certificates on both sides."""
+    kit = CertKit(folder / "pki", trust_domain=DOMAIN)
+    base = f"https://127.0.0.1:{free_ports(1)[0]}/"
+    made = Wire(base=base)
+    server = Server(
+        made.verifier.listener.handle,
+        identity=kit.identity("verifier", "v0", base_uri=base),
+        host="127.0.0.1",
+        port=int(base.rsplit(":", 1)[1].rstrip("/")),
+        body_bytes_max=1 << 24,
+    )
+    await server.start()
+    made.clients = {
+        "router": HttpClient(kit.identity("router", "r0", base_uri=ROUTER)),
+        "drafter": HttpClient(kit.identity("drafter", "d0", base_uri=DRAFTER)),
+        "other": HttpClient(kit.identity("drafter", "d1", base_uri=OTHER)),
+        "front_end": HttpClient(kit.identity("front_end", "f0", base_uri="https://f0.test/")),
+    }
+    try:
+        yield made
+    finally:
+        for client in made.clients.values():
+            await client.aclose()
+        await server.aclose(1.0)
+        await made.verifier.aclose()

@@ -7,41 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from sdcpd.dev.plan import free_ports
 from sdcpd.protocol.messages import Output, SessionState, Verdict
 from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import PeerRefused
-from sdcpd.transport.server import Server
 from tests.kit.certs import CertKit
 from tests.kit.cluster import DOMAIN, ROUTER
 from tests.kit.verifier_machine import SESSION
-from tests.kit.verifier_wire import DRAFTER, Wire
+from tests.kit.verifier_wire import Wire, tls_wire
 
 
 @pytest.fixture
 async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
-    kit = CertKit(tmp_path / "pki", trust_domain=DOMAIN)
-    base = f"https://127.0.0.1:{free_ports(1)[0]}/"
-    made = Wire(base=base)
-    server = Server(
-        made.verifier.listener.handle,
-        identity=kit.identity("verifier", "v0", base_uri=base),
-        host="127.0.0.1",
-        port=int(base.rsplit(":", 1)[1].rstrip("/")),
-        body_bytes_max=1 << 24,
-    )
-    await server.start()
-    made.clients = {
-        "router": HttpClient(kit.identity("router", "r0", base_uri=ROUTER)),
-        "drafter": HttpClient(kit.identity("drafter", "d0", base_uri=DRAFTER)),
-        "front_end": HttpClient(kit.identity("front_end", "f0", base_uri="https://f0.test/")),
-    }
-    yield made
-    for client in made.clients.values():
-        await client.aclose()
-    await server.aclose(1.0)
-    await made.verifier.aclose()
+    async with tls_wire(tmp_path) as made:
+        yield made
 
 
 async def test_a_whole_round(wire: Wire) -> None:

@@ -106,6 +106,11 @@ class Wire:
             self.events.append(event)
         return Response(status)
 
+    def path_of(self, session: object, resource: str) -> str:
+        """The path of a session's resource."""
+        assert isinstance(session, bytes)
+        return f"sessions/{session_path_id(session)}/{resource}"
+
     @property
     def log_name(self) -> str:
         return session_path_id(SESSION)
@@ -144,6 +149,11 @@ class Wire:
         return await self.ask("router", "POST", "sessions", message, SessionState)
 
     async def name(self, **changes: object) -> SessionState | ProblemDocument:
+        path = self.path_of(changes.get("session", SESSION), "drafter")
+        return await self.ask("router", "PUT", path, self.assignment(**changes), SessionState)
+
+    def assignment(self, **changes: object) -> Assignment:
+        """Right in every respect that `changes` does not change."""
         members: dict[str, object] = {
             "session": SESSION,
             "epoch": 1,
@@ -157,9 +167,7 @@ class Wire:
             "m_init": 4,
             **changes,
         }
-        message = Assignment(**members)  # type: ignore[arg-type]
-        path = f"sessions/{self.log_name}/drafter"
-        return await self.ask("router", "PUT", path, message, SessionState)
+        return Assignment(**members)  # type: ignore[arg-type]
 
     async def propose(
         self, tokens: Sequence[int], *, who: str = "drafter", **changes: object

@@ -93,6 +93,7 @@ class DrafterSession:
         self._settings = settings
         self._m_cap = assignment.m_init
         self._token_s = 0.0
+        self._row_s = 0.0  # to publish the row of one token; stays 0 without rows
         self._verify_s = verify_s
         self._round = _Outstanding()
         self._works = 0
@@ -128,8 +129,7 @@ class DrafterSession:
             case DraftFailed() if event.work == self._works:
                 self._stop(f"drafting failed: {event.reason}", dropped=True)
             case Published() if event.work == self._works:
-                self._round = replace(self._round, reference=event.reference)
-                self._propose()
+                self._published(event)
             case PublishFailed() if event.work == self._works:
                 self._rows_again(now, event.reason)
             case VerdictArrived():
@@ -157,8 +157,9 @@ class DrafterSession:
     def _draft(self) -> None:
         """Section 6.2: M is the one that commits most a second, within the limits."""
         limit = self._limit()
+        token_s = max(self._token_s + self._row_s, 1e-6)
         m = self._settings.m or choose_m(
-            self.alpha.value, max(self._token_s, 1e-6), max(self._verify_s, 1e-6), limit
+            self.alpha.value, token_s, max(self._verify_s, 1e-6), limit
         )
         self._works += 1
         self._actions.append(
@@ -166,8 +167,7 @@ class DrafterSession:
         )
 
     def _drafted(self, event: Drafted, now: float) -> None:
-        spent = event.token_s
-        self._token_s = spent if self._token_s == 0 else 0.8 * self._token_s + 0.2 * spent
+        self._token_s = _smoothed(self._token_s, event.token_s)
         self._round = replace(self._round, tokens=event.tokens, rows=event.rows, since=now)
         self._publish_or_propose()
 
@@ -177,6 +177,12 @@ class DrafterSession:
             return
         self._works += 1
         self._actions.append(PublishRows(self._works, self.round + 1, len(self._round.tokens)))
+
+    def _published(self, event: Published) -> None:
+        """What a row costs to write counts as drafting: a slow cache asks for fewer tokens."""
+        self._row_s = _smoothed(self._row_s, event.publish_s / len(self._round.tokens))
+        self._round = replace(self._round, reference=event.reference)
+        self._propose()
 
     def _propose(self) -> None:
         self._actions.append(
@@ -332,6 +338,11 @@ class DrafterSession:
         if self._round.rows:
             self._actions.append(ReleaseRows())
         self._actions.append(Stop(reason, dropped))
+
+
+def _smoothed(known_s: float, measured_s: float) -> float:
+    """The exponentially weighted mean of a duration, 0 before the first."""
+    return measured_s if known_s == 0 else 0.8 * known_s + 0.2 * measured_s
 
 
 def check_digest(assignment: Assignment, prompt: Sequence[int], committed: Sequence[int]) -> bool:

@@ -31,10 +31,11 @@ class DraftFailed:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The draft rows are in the MLC under this reference."""
+    """The draft rows are in the MLC under this reference, and how long that took in seconds."""
 
     work: int
     reference: str
+    publish_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,7 @@ class DraftingSession:
         machine = self.machine
         octets = self._rows[: 4 * self._vocab * action.count]
         scope = machine.assignment.contract.scope
+        begin = time.monotonic()
         for base in (machine.assignment.verifier, self._context.base_uri):
             try:
                 reference = await self._context.objects.write(
@@ -146,7 +147,7 @@ class DraftingSession:
                 self._renewal = self._context.tasks.spawn(
                     self._renew(), name=f"leases {self.label}"
                 )
-            self._step(Published(action.work, reference))
+            self._step(Published(action.work, reference, time.monotonic() - begin))
             return
         self._step(PublishFailed(action.work, reason))
 

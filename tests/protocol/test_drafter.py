@@ -196,17 +196,33 @@ def test_rows_are_published_before_the_proposal_and_again_when_lost() -> None:
     machine, draft = session()
     publish = one(machine, Drafted(draft.work, (7, 8), 0.001, rows=True))
     assert isinstance(publish, PublishRows) and publish.count == 2
-    first = one(machine, Published(publish.work, "ref-1"))
+    first = one(machine, Published(publish.work, "ref-1", 0.0))
     assert isinstance(first, SendProposal) and first.q_rows == "ref-1"
     gone = ProblemArrived(ProblemDocument(status=409, suffix="sdcp-q-unavailable"))
     assert isinstance(one(machine, gone), Pause)
     publish = one(machine, Woken())
     assert isinstance(publish, PublishRows)
-    again = one(machine, Published(publish.work, "ref-2"))
+    again = one(machine, Published(publish.work, "ref-2", 0.0))
     assert isinstance(again, SendProposal) and (again.tokens, again.q_rows) == ((7, 8), "ref-2")
     found = verdict_for(machine, (7, 8, 1))
     release, draft2 = machine.step(VerdictArrived(found, 0.02), now=0.0)
     assert isinstance(release, ReleaseRows) and isinstance(draft2, DraftTokens)
+
+
+def test_the_time_to_publish_a_row_is_time_to_draft_a_token() -> None:
+    """R-6.2-10: with a cache that takes 50 ms a row, fewer tokens pay; without rows nothing."""
+    lengths = []
+    for row_s in (0.0, 0.05, 1.0):
+        machine, draft = session(m_init=4)
+        publish = one(machine, Drafted(draft.work, (7, 8, 9, 6), 0.001, rows=True))
+        assert isinstance(publish, PublishRows)
+        one(machine, Published(publish.work, "ref", 4 * row_s))
+        found = verdict_for(machine, (7, 8, 9, 6, 1), m_cap=8)
+        next_draft = machine.step(VerdictArrived(found, 0.05), now=0.0)[-1]
+        assert isinstance(next_draft, DraftTokens)
+        lengths.append(next_draft.m)
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == 8 and lengths[1] < 4 and lengths[2] == 1
 
 
 def test_rows_that_cannot_be_written_end_the_session() -> None:

@@ -22,6 +22,10 @@ class ObjectGone(Exception):
     """The cache answered, but not with the object."""
 
 
+class ObjectTooLarge(ObjectGone):
+    """The object is longer than anything that could be meant."""
+
+
 class Objects:
     """Reads and writes MLC objects; `bases` are those trusted (D-M2), `own` the one written to."""
 
@@ -37,14 +41,14 @@ class Objects:
     async def fetch(
         self, reference: str, *, scope: bytes | None, octets_max: int, timeout_s: float = FETCH_S
     ) -> bytes:
-        """Get an object; raises NotTrusted, ObjectGone or TransportError."""
+        """Get an object; raises NotTrusted, ObjectGone, ObjectTooLarge or TransportError."""
         if not self.trusted(reference, scope):
             raise NotTrusted(f"{reference} is not in a trusted cache of the session's scope")
         response = await self._client.request("GET", reference, timeout_s=timeout_s)
         if response.status != 200:
             raise ObjectGone(f"the cache answered {response.status}")
         if len(response.body) > octets_max:
-            raise ObjectGone(f"the object is larger than {octets_max} octets")
+            raise ObjectTooLarge(f"the object is larger than {octets_max} octets")
         return response.body
 
     async def fetch_tokens(

@@ -12,7 +12,7 @@ from sdcpd.engine.api import ContextFull, EngineError, Prefix, Score, TargetEngi
 from sdcpd.protocol.acceptance import check_rows
 from sdcpd.protocol.commit_log import CommitRecord
 from sdcpd.protocol.messages import Message, SessionOpen, SessionState, Verdict
-from sdcpd.protocol.problems import Problem, QUnavailable, StaleEpoch
+from sdcpd.protocol.problems import BadProposal, Problem, QUnavailable, StaleEpoch
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier import VerifierSession
 from sdcpd.protocol.verifier_io import (
@@ -44,7 +44,7 @@ from sdcpd.protocol.verifier_io import (
 )
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable, Outcome
 from sdcpd.roles.events import EventSender
-from sdcpd.roles.objects import NotTrusted, ObjectGone, Objects
+from sdcpd.roles.objects import NotTrusted, ObjectGone, Objects, ObjectTooLarge
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import TransportError
 
@@ -258,9 +258,11 @@ class ServedSession:
             octets = await self._context.objects.fetch(
                 action.reference,
                 scope=self.machine.contract.scope,
-                octets_max=4 * vocab * len(action.tokens) + 1,
+                octets_max=4 * vocab * len(action.tokens),
             )
             check_rows(octets, vocab, action.tokens)
+        except ObjectTooLarge as e:
+            self.step(RowsReady(action.work, None, BadProposal(f"q_rows: {e}")))
         except (NotTrusted, ObjectGone, TransportError) as e:
             problem = QUnavailable(f"the rows cannot be had: {e}")
             self.step(RowsReady(action.work, None, problem))

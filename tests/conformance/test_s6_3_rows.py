@@ -39,9 +39,7 @@ async def unchanged_by(wire: Wire, answer: object, status: int, suffix: str) -> 
     state = state_of(await wire.name())
     assert (state.round, state.committed) == (0, 0)
     assert wire.mlc.logs == {} and wire.engine.scored == []
-    path = f"sessions/{wire.log_name}/output?from=0"
-    head = (("prefer", "wait=0"),)
-    assert b"\x80" in (await wire.send("front_end", "GET", path, headers=head)).body
+    assert output_of(await wire.output(wait_s=0)).tokens == ()
 
 
 @pytest.mark.parametrize("entry", RULE2["q_rows_refuse"], ids=lambda e: e["name"])

@@ -13,15 +13,19 @@ from sdcpd.protocol.messages import Rule
 
 
 class RowsModel(FakeModel):
-    """Scores by output position: `rows` after a prompt of that length; the last one goes on."""
+    """Scores by position: `rows` after a prompt of that length; the last one goes on."""
 
     def __init__(self, rows: Sequence[Sequence[float]], *, prompt: int = 3) -> None:
         super().__init__(vocab=len(rows[0]))
-        self.rows, self._prompt = rows, prompt
+        self.begin(rows, prompt)
+
+    def begin(self, rows: Sequence[Sequence[float]], length: int) -> None:
+        """Give the rows after a prefix of that length."""
+        self._rows, self._length = rows, length
 
     def scores(self, prefix: Sequence[int]) -> list[float]:
         """The row of that position."""
-        return list(self.rows[min(len(prefix) - self._prompt, len(self.rows) - 1)])
+        return list(self._rows[min(len(prefix) - self._length, len(self._rows) - 1)])
 
 
 class ExactTarget(FakeTarget):

@@ -128,10 +128,17 @@ class Wire:
         )
 
     async def ask(
-        self, who: str, method: str, path: str, message: Message | None, kind: type[M]
+        self,
+        who: str,
+        method: str,
+        path: str,
+        message: Message | None,
+        kind: type[M],
+        **headers: str,
     ) -> M | ProblemDocument:
         body = encode(message) if message else b""
-        response = await self.send(who, method, path, body)
+        fields = (("content-type", MEDIA_TYPE), *headers.items())
+        response = await self.send(who, method, path, body, fields)
         if response.status >= 300:
             return parse_problem(response.status, response.body, response.header("content-type"))
         return decode(kind, response.body)
@@ -197,9 +204,12 @@ class Wire:
         path = f"sessions/{self.log_name}/policy"
         return await self.ask("router", "POST", path, message, SessionState)
 
-    async def output(self, from_: int = 0, who: str = "front_end") -> Output | ProblemDocument:
+    async def output(
+        self, from_: int = 0, who: str = "front_end", *, wait_s: int | None = None
+    ) -> Output | ProblemDocument:
         path = f"sessions/{self.log_name}/output?from={from_}"
-        return await self.ask(who, "GET", path, None, Output)
+        prefer = {} if wait_s is None else {"prefer": f"wait={wait_s}"}
+        return await self.ask(who, "GET", path, None, Output, **prefer)
 
     async def ready(self, **named: object) -> None:
         """Open the session and name the drafter."""

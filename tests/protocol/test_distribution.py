@@ -57,7 +57,7 @@ def chi_square(counts: Counter[object], expected: dict[object, float]) -> float:
 @pytest.mark.parametrize("rule", [Rule.SPECULATIVE_SAMPLING, Rule.RACE])
 @pytest.mark.timeout(120)
 def test_first_second_and_pair_have_the_targets_distribution(rule: Rule) -> None:
-    """20,000 seeded sessions, rounds of one and two tokens, against the exact distribution."""
+    """R-6.4-9, R-Z-3: 20,000 seeded sessions, rounds of one and two tokens, against the exact distribution."""
     pairs: Counter[object] = Counter(
         first_two(rule, seed, 1 + seed % 2) for seed in range(SESSIONS)
     )

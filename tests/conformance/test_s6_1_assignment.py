@@ -32,19 +32,13 @@ from tests.kit.router_rig import (
     opened,
     router_rig,
 )
-from tests.kit.scripted import DROP, Answer, Seen
+from tests.kit.scripted import DROP, Answer, Seen, quiet
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[RouterRig]:
     async with router_rig() as made:
         yield made
-
-
-async def quiet() -> None:
-    """Give everything that could still happen the chance to."""
-    for _ in range(200):
-        await asyncio.sleep(0)
 
 
 async def test_opened_then_named_then_assigned(rig: RouterRig) -> None:

@@ -16,6 +16,7 @@ from sdcpd.protocol.messages import (
     Assignment,
     Event,
     InstanceRole,
+    Resume,
     Sampling,
     SessionOpen,
     Status,
@@ -54,7 +55,7 @@ class RouterRig:
         ]
         self.v0, self.v1 = self.verifiers
         self.d0, self.d1 = self.drafters
-        client = network.client("router", "r0")
+        client = self.own_client = network.client("router", "r0")
         config.setdefault("machine", RouterSettings(switch_grace_s=0.05))
         self.router = Router(
             RouterConfig(self.base, bytes(32), **config),
@@ -166,6 +167,14 @@ class RouterRig:
         await self.until(lambda: self.session.machine.drafter == self.d0.base)
         return reader
 
+    async def lost(self, *rounds: tuple[int, ...]) -> None:
+        """v0 commits these rounds of a text and is gone; v1 is there."""
+        await self.running()
+        await self.report("v1")
+        for tokens in rounds:
+            self.commit(tokens)
+        await self.report("v0", ttl_ms=0)
+
     @property
     def session(self) -> RoutedSession:
         """The one session that is open."""
@@ -223,6 +232,13 @@ class RouterRig:
 def opened(seen: Seen) -> SessionOpen:
     """The session-open of a request."""
     return seen.as_(SessionOpen)
+
+
+def resume_of(seen: Seen) -> Resume:
+    """The resume of a session-open, which must have one."""
+    found = opened(seen).resume
+    assert found is not None
+    return found
 
 
 def assigned(seen: Seen) -> Assignment:

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ from sdcpd.protocol.messages import (
 )
 from sdcpd.protocol.problems import Problem
 from sdcpd.roles.base import problem_response
-from sdcpd.transport.http import ConnectionLost, Request, Response
+from sdcpd.transport.http import ConnectionLost, Handler, Peer, Request, Response
 from sdcpd.transport.loopback import LoopbackClient
 from tests.kit.mlc import MemoryMlc
 
@@ -73,6 +73,12 @@ async def hold(_: Seen) -> Answer:
     """An answer that never comes."""
     await asyncio.Event().wait()
     raise AssertionError("nobody sets this event")
+
+
+async def quiet() -> None:
+    """Give everything that could still happen in this process the chance to."""
+    for _ in range(200):
+        await asyncio.sleep(0)
 
 
 class ScriptedPeer:
@@ -264,8 +270,14 @@ class ScriptedVerifier(ScriptedPeer):
 class DroppingClient(LoopbackClient):
     """Loses the answers that a peer says to drop, as a connection that breaks would."""
 
+    def __init__(self, routes: Mapping[str, Handler], peer: Peer) -> None:
+        super().__init__(routes, peer)
+        self.patience: dict[str, float] = {}
+        """How long the last request of each method and last path segment may wait, in seconds."""
+
     async def request(self, method: str, uri: str, **rest: Any) -> Response:
         """See Client."""
+        self.patience[f"{method} {uri.rpartition('/')[2]}"] = rest.get("timeout_s", 30.0)
         answer = await super().request(method, uri, **rest)
         if answer.status == DROP.status:
             raise ConnectionLost("the connection broke before the answer")

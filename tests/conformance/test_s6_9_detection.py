@@ -1,0 +1,97 @@
+"""Section 6.9, D-F1: what a real router takes for the failure of a verifier, and what it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from sdcpd.protocol.problems import NotFound, StaleEpoch, TooManyRequests, Unavailable
+from sdcpd.transport.http import Response
+from tests.kit.router_rig import RouterRig, opened, resume_of, router_rig
+from tests.kit.scripted import DROP, Answer, DroppingClient, Seen
+
+
+@pytest.fixture
+async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterRig]:
+    monkeypatch.setattr("sdcpd.protocol.router.RETRY_S", 0.002)
+    async with router_rig() as made:
+        yield made
+
+
+async def on_put(rig: RouterRig, *answers: Any) -> None:
+    """v0 serves; its next answers to PUT drafter are these, and an event asks for one."""
+    await rig.running()
+    await rig.report("v1")
+    rig.commit((4, 5))
+    rig.v0.script("PUT", ".*/drafter", *answers)
+    await rig.event(3)
+    await rig.v0.next("PUT", ".*/drafter")
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (NotFound(""),),
+        (StaleEpoch(""),),
+        (DROP, DROP, DROP),
+        (Response(500), Response(500), Response(500)),
+    ],
+    ids=["404", "stale-epoch", "silent", "500"],
+)
+async def test_failures_of_a_verifier(rig: RouterRig, answers: tuple[Any, ...]) -> None:
+    """R-6.9-16, D-F1: it has forgotten the session or lost authority, or fails three times."""
+    await on_put(rig, *answers)
+    message = opened(await rig.v1.next("POST", "sessions"))
+    assert message.epoch == 2 and message.resume is not None
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [(Unavailable(""),) * 5, (TooManyRequests(""),) * 5, (DROP, DROP), (Response(500),) * 2],
+    ids=["503", "429", "silent twice", "500 twice"],
+)
+async def test_trouble_that_is_no_failure(rig: RouterRig, answers: tuple[Any, ...]) -> None:
+    """R-6.9-16, D-F1: the PUT is repeated, and nothing is opened elsewhere."""
+    await on_put(rig, *answers)
+    await rig.d0.next("POST", "assignments")
+    assert rig.v1.seen == [] and rig.session.machine.epoch == 1
+
+
+async def test_a_slow_answer_is_no_failure(rig: RouterRig) -> None:
+    """R-6.9-16, D-F1: PUT waits for a round, opening for the prompt; while the status is fresh."""
+    answer = asyncio.Event()
+
+    async def slowly(_: Seen) -> Answer:
+        await answer.wait()
+        return rig.v0.state()
+
+    rig.watch()
+    await on_put(rig, slowly)
+    await asyncio.sleep(0.25)  # two ticks of the router's watch
+    assert rig.v1.seen == [] and rig.log() and rig.session.machine.epoch == 1
+    answer.set()
+    await rig.d0.next("POST", "assignments")
+    assert rig.v1.seen == []
+    client = rig.own_client
+    assert isinstance(client, DroppingClient)
+    assert client.patience["PUT drafter"] > 30 and client.patience["POST sessions"] > 60
+
+
+@pytest.mark.parametrize("how", ["expired", "restarted"])
+async def test_a_verifier_whose_status_says_so_is_lost(rig: RouterRig, how: str) -> None:
+    """R-6.9-16, D-F1, D-R2: expired, or a new process under the same identity."""
+    await rig.running()
+    rig.commit((4, 5))
+    rig.watch()
+    if how == "expired":
+        await rig.report("v1")
+        await rig.report("v0", ttl_ms=1)
+        seen = await rig.v1.next("POST", "sessions")
+    else:
+        rig.v0.mlc = rig.mlc
+        await rig.report("v0", instance="v0.2")
+        seen = await rig.v0.next("POST", "sessions")
+    assert opened(seen).epoch == 2 and resume_of(seen).committed == 2

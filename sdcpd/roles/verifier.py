@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import weakref
 from collections import Counter
@@ -57,6 +58,7 @@ from sdcpd.transport.http import Client, Request, Response
 
 log = logging.getLogger("sdcpd.verifier")
 RULES = (Rule.GREEDY, Rule.SPECULATIVE_SAMPLING, Rule.RACE)
+_DIGITS = re.compile("[0-9]+")  # str.isdigit also takes digits that float() does not
 LOAD_HIGH = 80  # percent above which long proposals are made shorter (D-K2)
 
 
@@ -341,7 +343,7 @@ def _wait_s(request: Request, longest_s: float) -> float:
     """The wait a client prefers (RFC 7240), never longer than ours (D-G4)."""
     for part in (request.header("prefer") or "").replace(";", ",").split(","):
         name, _, value = part.strip().partition("=")
-        if name.lower() == "wait" and value.strip().isdigit():
+        if name.lower() == "wait" and _DIGITS.fullmatch(value.strip()):
             return min(longest_s, float(value.strip()))
     return longest_s
 

@@ -18,8 +18,9 @@ from sdcpd.roles.generation import GenerationError
 from sdcpd.roles.status import StatusReporter, instance_name
 from tests.kit.cluster import ROUTER, peer
 from tests.kit.drafter_rig import drafter_rig
+from tests.kit.network import DroppingClient
 from tests.kit.router_rig import RouterRig, assigned, router_rig
-from tests.kit.scripted import DroppingClient, ScriptedPeer, Seen
+from tests.kit.scripted import ScriptedPeer, Seen
 from tests.kit.verifier_machine import contract
 from tests.kit.verifier_wire import Wire
 

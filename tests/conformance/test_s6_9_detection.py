@@ -10,8 +10,9 @@ import pytest
 
 from sdcpd.protocol.problems import NotFound, StaleEpoch, TooManyRequests, Unavailable
 from sdcpd.transport.http import Response
+from tests.kit.network import DroppingClient
 from tests.kit.router_rig import RouterRig, opened, resume_of, router_rig
-from tests.kit.scripted import DROP, Answer, DroppingClient, Seen
+from tests.kit.scripted import DROP, Answer, Seen
 
 
 @pytest.fixture

@@ -137,3 +137,4 @@ async def drafter_rig(network: Network | None = None, **config: Any) -> AsyncIte
         yield made
     finally:
         await made.drafter.aclose()
+    assert [made.verifier.errors, made.router.errors] == [[], []]

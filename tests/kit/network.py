@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sdcpd.dev.plan import free_ports
 from sdcpd.transport.client import HttpClient
-from sdcpd.transport.http import Client, Handler
+from sdcpd.transport.http import Client, ConnectionLost, Handler, Peer, Response
+from sdcpd.transport.loopback import LoopbackClient
 from sdcpd.transport.server import Server
 from tests.kit.certs import CertKit
 from tests.kit.cluster import DOMAIN, peer
-from tests.kit.scripted import DroppingClient
+from tests.kit.scripted import DROP
 
 
 class Network(Protocol):
@@ -24,6 +25,23 @@ class Network(Protocol):
     async def serve(self, role: str, name: str, handler: Handler) -> None: ...
 
     def client(self, role: str, name: str) -> Client: ...
+
+
+class DroppingClient(LoopbackClient):
+    """Loses the answers that a peer says to drop, as a connection that breaks would."""
+
+    def __init__(self, routes: Mapping[str, Handler], peer: Peer) -> None:
+        super().__init__(routes, peer)
+        self.patience: dict[str, float] = {}
+        """How long the last request of each method and last path segment may wait, in seconds."""
+
+    async def request(self, method: str, uri: str, **rest: Any) -> Response:
+        """See Client."""
+        self.patience[f"{method} {uri.rpartition('/')[2]}"] = rest.get("timeout_s", 30.0)
+        answer = await super().request(method, uri, **rest)
+        if answer.status == DROP.status:
+            raise ConnectionLost("the connection broke before the answer")
+        return answer
 
 
 class MemoryNetwork:

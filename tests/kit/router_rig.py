@@ -264,3 +264,4 @@ async def router_rig(network: Network | None = None, **config: Any) -> AsyncIter
         yield made
     finally:
         await made.aclose()
+    assert [peer.errors for peer in (*made.verifiers, *made.drafters)] == [[]] * 4

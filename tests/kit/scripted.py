@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -33,8 +33,7 @@ from sdcpd.protocol.messages import (
 )
 from sdcpd.protocol.problems import Problem
 from sdcpd.roles.base import problem_response
-from sdcpd.transport.http import ConnectionLost, Handler, Peer, Request, Response
-from sdcpd.transport.loopback import LoopbackClient
+from sdcpd.transport.http import Request, Response
 from tests.kit.mlc import MemoryMlc
 
 DROP = Response(0)
@@ -88,6 +87,8 @@ class ScriptedPeer:
         self.base = base
         self.seen: list[Seen] = []
         self.mlc = MemoryMlc()
+        self.errors: list[Exception] = []
+        """What went wrong in the script itself, which the role sees as 500; rigs look at the end."""
         self._journal = journal if journal is not None else []
         self._scripts: list[tuple[str, str, deque[Script]]] = []
         self._always: list[tuple[str, str, Script]] = []
@@ -120,6 +121,13 @@ class ScriptedPeer:
         path = request.path.lstrip("/")
         if path.startswith(("objects/", "logs/")):
             return await self.mlc.handle(request)
+        try:
+            return await self._handle(request, path)
+        except Exception as error:
+            self.errors.append(error)
+            raise
+
+    async def _handle(self, request: Request, path: str) -> Response:
         seen = Seen(request.method, path, request, _decoded(request, path))
         for known in (self.seen, self._unread):
             known.append(seen)
@@ -265,23 +273,6 @@ class ScriptedVerifier(ScriptedPeer):
                 break
             await self._more.wait()
         return self.output(from_)
-
-
-class DroppingClient(LoopbackClient):
-    """Loses the answers that a peer says to drop, as a connection that breaks would."""
-
-    def __init__(self, routes: Mapping[str, Handler], peer: Peer) -> None:
-        super().__init__(routes, peer)
-        self.patience: dict[str, float] = {}
-        """How long the last request of each method and last path segment may wait, in seconds."""
-
-    async def request(self, method: str, uri: str, **rest: Any) -> Response:
-        """See Client."""
-        self.patience[f"{method} {uri.rpartition('/')[2]}"] = rest.get("timeout_s", 30.0)
-        answer = await super().request(method, uri, **rest)
-        if answer.status == DROP.status:
-            raise ConnectionLost("the connection broke before the answer")
-        return answer
 
 
 def _matches(seen: Seen, method: str, path: str) -> bool:

@@ -24,11 +24,6 @@ WRITE_HIGH_WATER_BYTES = 64 << 10
 REPLY_BACKLOG_BYTES = 1 << 20
 # How long a closed connection waits for the peer's end, so that no RST overtakes our last words.
 LINGER_S = 2.0
-_PLAIN_HTTP_BODY = b"400 this port needs TLS (https)\r\n"
-PLAIN_HTTP_ANSWER = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
-    b"Content-Length: %d\r\n\r\n%s"
-) % (len(_PLAIN_HTTP_BODY), _PLAIN_HTTP_BODY)
 
 
 class Scratch:
@@ -258,11 +253,9 @@ class TlsLink(asyncio.BufferedProtocol):
             self._transport.write(self._outgoing.read())
 
     def _refuse_plain(self, first: bytes) -> None:
-        error = NotTls(first)
-        if self._server_side and error.is_http:
-            self._live_transport.write(PLAIN_HTTP_ANSWER)
+        """Closed before any HTTP octet, whatever the peer speaks (D-H8); the log tells why."""
         self._linger()
-        self._tell_lost(error)
+        self._tell_lost(NotTls(first))
 
     def _handshake_late(self) -> None:
         self.close(TooSlow(f"no TLS handshake within {self._handshake_timeout_s:g} s"))

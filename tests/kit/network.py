@@ -45,14 +45,15 @@ class DroppingClient(LoopbackClient):
 
 
 class MemoryNetwork:
-    """Handlers called in this process."""
+    """Handlers called in this process; `path` is that of all base URIs, with a slash behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = "") -> None:
         self.handlers: dict[str, Handler] = {}
+        self._path = path
 
     def base(self, role: str, name: str) -> str:
         """See Network."""
-        return f"https://{name}.test/"
+        return f"https://{name}.test/{self._path}"
 
     async def serve(self, role: str, name: str, handler: Handler) -> None:
         """See Network."""

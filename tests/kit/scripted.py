@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from sdcpd.protocol.codec import MEDIA_TYPE, decode, decode_tokens, encode
 from sdcpd.protocol.contract import contract_digest
@@ -85,6 +86,7 @@ class ScriptedPeer:
 
     def __init__(self, base: str, *, journal: list[tuple[str, Seen]] | None = None) -> None:
         self.base = base
+        self._path = urlsplit(base).path
         self.seen: list[Seen] = []
         self.mlc = MemoryMlc()
         self.errors: list[Exception] = []
@@ -118,7 +120,7 @@ class ScriptedPeer:
 
     async def handle(self, request: Request) -> Response:
         """Answer one request."""
-        path = request.path.lstrip("/")
+        path = request.path.removeprefix(self._path)
         if path.startswith(("objects/", "logs/")):
             return await self.mlc.handle(request)
         try:

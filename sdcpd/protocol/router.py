@@ -121,8 +121,8 @@ class RouterSession:
         self.profile: Sampling | None = None  # set once a policy has changed it
         self.committed = 0
         self.failovers = 0
-        self.finished = False
-        """Whether the verifier has told that the text came to its end."""
+        self.ended: Action | None = None
+        """Finish or fail, once the verifier has told."""
         self._board, self._settings = board, settings
         self._drafter_wanted = drafter_wanted
         self._state = SessionState(
@@ -582,7 +582,7 @@ class RouterSession:
             self._actions.append(Moved(self.verifier, self.epoch))
         self.committed = max(self.committed, event.committed)
         if event.kind not in (Action.SWITCH, Action.SELF_DECODE):
-            self.finished = event.kind == Action.FINISH
+            self.ended = Action.FINISH if event.kind == Action.FINISH else Action.FAIL
             self._close(None)
         elif event.committed < self._named_at:
             return  # a drafter was named after that

@@ -18,6 +18,7 @@ from sdcpd.transport.http import Client, TransportError
 log = logging.getLogger("sdcpd.front_end")
 POLL_S = 10.0
 ATTEMPTS, ATTEMPT_PAUSE_S = 3, 0.7  # D-F1
+FAILED = "the session failed at its verifier"
 
 
 class _OutputLost(GenerationError):
@@ -64,7 +65,10 @@ class OutputReader:
             async for part in self._from_verifiers():
                 yield part
         except _OutputLost as lost:
-            yield await self._from_log(lost)
+            rest = await self._from_log(lost)
+            yield rest
+            if not rest.finished:
+                raise GenerationError(FAILED) from lost
 
     async def _from_verifiers(self) -> AsyncIterator[Tokens]:
         failures = 0
@@ -90,9 +94,11 @@ class OutputReader:
                 # From a verifier that has lost its authority.
                 await self._moved_or(ATTEMPT_PAUSE_S)
                 continue
-            part = self._take(output)
-            if part is not None:
-                yield part
+            self._take(output)
+            if output.tokens or output.finish == Action.FINISH:
+                yield Tokens(output.tokens, finished=output.final)
+            if output.final and output.finish != Action.FINISH:
+                raise GenerationError(FAILED)  # after what it had committed (D-G6)
 
     async def opened(self) -> None:
         """Wait until the session is open; raises GenerationError if it can't be."""
@@ -125,7 +131,7 @@ class OutputReader:
         )
         return read_answer(Output, response)
 
-    def _take(self, output: Output) -> Tokens | None:
+    def _take(self, output: Output) -> None:
         if output.epoch > self._epoch:
             self._earlier, self._latest = self.stats, GenerationStats()
             self._epoch = output.epoch
@@ -139,11 +145,6 @@ class OutputReader:
         if output.final:
             self._done = True
         self._session.step(Progress(self._read, closed=output.final))
-        if output.final and output.finish != Action.FINISH:
-            raise GenerationError("the session failed at its verifier")
-        if output.tokens or output.final:
-            return Tokens(output.tokens, finished=output.final)
-        return None
 
     async def _place(self) -> tuple[str, int]:
         session = self._session
@@ -163,8 +164,9 @@ class OutputReader:
             raise GenerationError("the session was ended before it began")
 
     async def _from_log(self, lost: _OutputLost) -> Tokens:
-        """A finished text whose verifier is gone before all was read is still in its log."""
-        if not self._session.machine.finished:
+        """A text that ended and whose verifier is gone before all was read is in its log."""
+        ended = self._session.machine.ended
+        if ended is None:
             raise lost
         try:
             tokens = await self._session.rest(self._read)
@@ -174,7 +176,7 @@ class OutputReader:
             raise lost
         self._read += len(tokens)
         self._done = True
-        return Tokens(tokens, finished=True)
+        return Tokens(tokens, finished=ended == Action.FINISH)
 
     def _lost(self, verifier: str, reason: str, epoch: int) -> None:
         if self._session.machine.closed:

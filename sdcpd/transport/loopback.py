@@ -67,7 +67,7 @@ class LoopbackClient:
             peer=self._peer,
             authority=parts.netloc,
         )
-        task = asyncio.get_running_loop().create_task(_answer(handler, request))
+        task = asyncio.get_running_loop().create_task(answer(handler, request))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
@@ -94,7 +94,8 @@ class LoopbackClient:
         return max(matches, key=lambda match: len(match[0]))[1] if matches else None
 
 
-async def _answer(handler: Handler, request: Request) -> Response:
+async def answer(handler: Handler, request: Request) -> Response:
+    """The answer of a handler as a server would send it: a failure is 500, HEAD has no content."""
     try:
         response = await handler(request)
     except Exception:

@@ -10,21 +10,19 @@ from typing import Any
 import cbor2
 import pytest
 
-from sdcpd.engine.fake import FakeDrafter, FakeModel
 from sdcpd.protocol.codec import MEDIA_TYPE, decode, encode, encode_item
 from sdcpd.protocol.contract import contract_digest
 from sdcpd.protocol.digest import prefix_digest0
 from sdcpd.protocol.messages import Contract, Rule, Sampling, SessionState
 from sdcpd.protocol.problems import TYPE_PREFIX, parse_problem
-from sdcpd.roles.drafter import Drafter, DrafterConfig
-from sdcpd.roles.objects import Objects
+from sdcpd.roles.drafter import Drafter
 from sdcpd.transport.http import Response
 from tests.kit.answers import output_of, refused, state_of, verdict_of
-from tests.kit.cluster import PEERS, ROUTER
+from tests.kit.cluster import ROUTER
 from tests.kit.scripted_target import RowsModel, log_row, octets_of, one_hot
 from tests.kit.vectors import VECTORS, hashes
 from tests.kit.verifier_machine import SESSION
-from tests.kit.verifier_wire import DRAFTER, Wire
+from tests.kit.verifier_wire import DRAFTER, Wire, add_drafter
 
 CONTRACTS = VECTORS["contracts"]
 BAD = TYPE_PREFIX + "sdcp-bad-contract"
@@ -89,17 +87,7 @@ async def assign(wire: Wire, body: bytes) -> Response:
 @pytest.fixture
 async def drafter(wire: Wire) -> Any:
     """A real drafter in the wire's network."""
-    client = wire.clients["drafter"]
-    made = Drafter(
-        DrafterConfig(DRAFTER),
-        engine=FakeDrafter(FakeModel()),
-        client=client,
-        objects=Objects(client, bases=(ROUTER,), own=ROUTER),
-        peers=PEERS,
-        mlc=None,
-        name="d0.x",
-    )
-    wire.network[DRAFTER] = made.listener.handle
+    made = add_drafter(wire)
     yield made
     await made.aclose()
 

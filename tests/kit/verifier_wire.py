@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sdcpd.dev.plan import free_ports
-from sdcpd.engine.fake import FakeModel, FakeTarget
+from sdcpd.engine.fake import FakeDrafter, FakeModel, FakeTarget
 from sdcpd.protocol.codec import MEDIA_TYPE, decode, encode
 from sdcpd.protocol.commit_log import CommitRecord, Record, decode_log
 from sdcpd.protocol.messages import (
@@ -28,6 +28,7 @@ from sdcpd.protocol.messages import (
 from sdcpd.protocol.problems import ProblemDocument, parse_problem
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier_state import VerifierSettings
+from sdcpd.roles.drafter import Drafter, DrafterConfig
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.verifier import Verifier, VerifierConfig
 from sdcpd.roles.verifier_session import ServedSession
@@ -258,6 +259,22 @@ def with_contract(wire: Wire, **changes: object) -> Contract:
     return contract(
         **{"target": wire.engine.info.model, "tokenizer": wire.engine.info.tokenizer, **changes}
     )
+
+
+def add_drafter(wire: Wire) -> Drafter:
+    """A real drafter in the wire's network, of a model of its own."""
+    client = wire.clients["drafter"]
+    made = Drafter(
+        DrafterConfig(DRAFTER),
+        engine=FakeDrafter(FakeModel()),
+        client=client,
+        objects=Objects(client, bases=(ROUTER,), own=ROUTER),
+        peers=PEERS,
+        mlc=None,
+        name="d0.x",
+    )
+    wire.network[DRAFTER] = made.listener.handle
+    return made
 
 
 @asynccontextmanager

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.verifier_wire import Wire, tls_wire
+from tests.kit.verifier_wire import Wire
+from tests.kit.wire_peers import tls_wire
 
 
 @pytest.fixture

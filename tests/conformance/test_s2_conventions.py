@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import cbor2
 import pytest
 
-from sdcpd.protocol.codec import encode
+from sdcpd.protocol.codec import decode, encode
+from sdcpd.protocol.messages import Output
 from tests.kit.answers import output_of, refused, state_of, verdict_of
+from tests.kit.vectors import VECTORS
 from tests.kit.verifier_machine import SESSION
 from tests.kit.verifier_wire import Wire
 
@@ -52,3 +57,36 @@ async def test_the_epoch_changes_by_session_open_alone(wire: Wire) -> None:
         assert output_of(await wire.output(0)).epoch == 7
     assert {record.epoch for record in wire.records()} == {7}
     assert len(wire.records()) == 20
+
+
+IDS = VECTORS["session_ids"]
+
+
+@pytest.mark.parametrize("entry", IDS["valid"], ids=lambda e: e["id"])
+async def test_session_ids_in_paths(entry: dict[str, Any], make_wire: Callable[..., Wire]) -> None:
+    """R-2-1, R-5.1-16: the id that stands for each session's octets, at every resource."""
+    wire = make_wire(members={"max_new": 0})
+    session = bytes.fromhex(entry["session"])
+    state_of(await wire.open(session=session))
+    path = f"sessions/{entry['id']}"
+    answer = await wire.send("front_end", "GET", f"{path}/output?from=0")
+    assert decode(Output, answer.body).session == session
+    body = encode(wire.assignment(session=session))
+    assert (await wire.send("router", "PUT", f"{path}/drafter", body)).status == 410
+    assert (await wire.send("router", "DELETE", path)).status == 204
+
+
+@pytest.mark.parametrize("entry", IDS["invalid"], ids=lambda e: e["name"])
+async def test_what_is_no_session_id(entry: dict[str, Any], wire: Wire) -> None:
+    """R-2-1, R-5.1-16: names no resource, although the session it resembles is open."""
+    await wire.ready()
+    path = f"sessions/{entry['id']}"
+    body = encode(wire.assignment())
+    for who, method, at in (
+        ("front_end", "GET", f"{path}/output?from=0"),
+        ("router", "PUT", f"{path}/drafter"),
+        ("router", "POST", f"{path}/policy"),
+        ("router", "DELETE", path),
+    ):
+        assert (await wire.send(who, method, at, body)).status == entry["status"] == 404
+    verdict_of(await wire.propose(wire.good(1)))

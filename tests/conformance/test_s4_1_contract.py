@@ -22,7 +22,8 @@ from tests.kit.cluster import ROUTER
 from tests.kit.scripted_target import RowsModel, log_row, octets_of, one_hot
 from tests.kit.vectors import VECTORS, hashes
 from tests.kit.verifier_machine import SESSION
-from tests.kit.verifier_wire import DRAFTER, Wire, add_drafter
+from tests.kit.verifier_wire import DRAFTER, Wire
+from tests.kit.wire_peers import add_drafter
 
 CONTRACTS = VECTORS["contracts"]
 BAD = TYPE_PREFIX + "sdcp-bad-contract"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeVar
 
-from sdcpd.dev.plan import free_ports
-from sdcpd.engine.fake import FakeDrafter, FakeModel, FakeTarget
+from sdcpd.engine.fake import FakeModel, FakeTarget
 from sdcpd.protocol.codec import MEDIA_TYPE, decode, encode
 from sdcpd.protocol.commit_log import CommitRecord, Record, decode_log
 from sdcpd.protocol.messages import (
@@ -28,17 +25,13 @@ from sdcpd.protocol.messages import (
 from sdcpd.protocol.problems import ProblemDocument, parse_problem
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier_state import VerifierSettings
-from sdcpd.roles.drafter import Drafter, DrafterConfig
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.verifier import Verifier, VerifierConfig
 from sdcpd.roles.verifier_session import ServedSession
-from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import Client, Handler, Request, Response
 from sdcpd.transport.loopback import LoopbackClient
-from sdcpd.transport.server import Server
 from tests.kit.answers import state_of
-from tests.kit.certs import CertKit
-from tests.kit.cluster import DOMAIN, PEERS, ROUTER, peer
+from tests.kit.cluster import PEERS, ROUTER, peer
 from tests.kit.mlc import LossyClient, MemoryMlc
 from tests.kit.verifier_machine import SESSION, STATUS, contract
 
@@ -259,48 +252,3 @@ def with_contract(wire: Wire, **changes: object) -> Contract:
     return contract(
         **{"target": wire.engine.info.model, "tokenizer": wire.engine.info.tokenizer, **changes}
     )
-
-
-def add_drafter(wire: Wire) -> Drafter:
-    """A real drafter in the wire's network, of a model of its own."""
-    client = wire.clients["drafter"]
-    made = Drafter(
-        DrafterConfig(DRAFTER),
-        engine=FakeDrafter(FakeModel()),
-        client=client,
-        objects=Objects(client, bases=(ROUTER,), own=ROUTER),
-        peers=PEERS,
-        mlc=None,
-        name="d0.x",
-    )
-    wire.network[DRAFTER] = made.listener.handle
-    return made
-
-
-@asynccontextmanager
-async def tls_wire(folder: Path) -> AsyncIterator[Wire]:
-    """A wire whose verifier is reached over HTTP/2, TLS 1.3 and certificates on both sides."""
-    kit = CertKit(folder / "pki", trust_domain=DOMAIN)
-    base = f"https://127.0.0.1:{free_ports(1)[0]}/"
-    made = Wire(base=base)
-    server = Server(
-        made.verifier.listener.handle,
-        identity=kit.identity("verifier", "v0", base_uri=base),
-        host="127.0.0.1",
-        port=int(base.rsplit(":", 1)[1].rstrip("/")),
-        body_bytes_max=1 << 24,
-    )
-    await server.start()
-    made.clients = {
-        "router": HttpClient(kit.identity("router", "r0", base_uri=ROUTER)),
-        "drafter": HttpClient(kit.identity("drafter", "d0", base_uri=DRAFTER)),
-        "other": HttpClient(kit.identity("drafter", "d1", base_uri=OTHER)),
-        "front_end": HttpClient(kit.identity("front_end", "f0", base_uri="https://f0.test/")),
-    }
-    try:
-        yield made
-    finally:
-        for client in made.clients.values():
-            await client.aclose()
-        await server.aclose(1.0)
-        await made.verifier.aclose()

@@ -14,7 +14,8 @@ from sdcpd.transport.http import PeerRefused
 from tests.kit.certs import CertKit
 from tests.kit.cluster import DOMAIN, ROUTER
 from tests.kit.verifier_machine import SESSION
-from tests.kit.verifier_wire import Wire, tls_wire
+from tests.kit.verifier_wire import Wire
+from tests.kit.wire_peers import tls_wire
 
 
 @pytest.fixture

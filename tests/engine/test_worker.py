@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,3 +101,22 @@ def test_every_pass_moves_the_oldest_round_and_the_oldest_prefill(rows_max: int)
     chosen = {job.key: rows for job, rows in plan(jobs, rows_max=rows_max)}
     assert chosen["a"] == 68 and chosen["c"] >= 4
     assert sum(chosen.values()) <= 128
+
+
+async def test_a_single_job_waits_for_no_batch() -> None:
+    """R-8-1: at its best it takes less than two passes from its submission to its result."""
+
+    class Slow(Pass):
+        def run(self, feeds: Sequence[Any]) -> Sequence[Any]:
+            time.sleep(0.05)  # the length of a pass is what is being faked
+            return super().run(feeds)
+
+    runner = Slow()
+    worker = Worker(runner, rows_max=8, kv_octets_max=100)
+    took = []
+    for key in range(5):
+        begun = time.monotonic()
+        await worker.run(Job(key))
+        took.append(time.monotonic() - begun)
+    await worker.aclose()
+    assert min(took) < 0.1 and len(runner.passes) == 5

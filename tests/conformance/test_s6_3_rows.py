@@ -44,7 +44,7 @@ async def unchanged_by(wire: Wire, answer: object, status: int, suffix: str) -> 
 
 @pytest.mark.parametrize("entry", RULE2["q_rows_refuse"], ids=lambda e: e["name"])
 async def test_rows_that_are_refused(entry: dict[str, Any], make_wire: MakeWire) -> None:
-    """R-6.3-21, R-6.3-22, R-7-7: whatever the seed and wherever the fault, before any draw."""
+    """R-5.2-17, R-6.3-21, R-6.3-22, R-7-7: whatever the seed and the fault, before any draw."""
     for seed in (0, 1, 2, 3):
         wire = rule2(make_wire, seed=seed)
         await wire.ready()

@@ -68,6 +68,7 @@ async def test_switch_takes_another_that_comes_in_the_grace() -> None:
 async def test_after_self_decoding_a_drafter_is_named_again(rig: RouterRig) -> None:
     """R-6.5.2-33, D-V5: PUT and POST follow, for the best drafter, be it the same."""
     await rig.running()
+    await rig.report("d1", load=99)
     rig.commit((4,))
     assert (await rig.event(3)).status == 204
     assert assigned(await rig.v0.next("PUT", ".*/drafter")).drafter == rig.d0.base

@@ -242,3 +242,28 @@ async def test_an_assignment_withdraws_the_call_for_one(
     verdict_of(await wire.propose(wire.bad(1), who="other"))
     await until(lambda: wire.events)
     assert [event.kind for event in wire.events] == [Action.FAIL]
+
+
+async def test_a_silent_drafter_that_comes_back(make_wire: MakeWire) -> None:
+    """R-6.5.2-25, R-6.3-35, D-R9: its proposal waits for the token in work, is stale then, ends the
+    period without an event, and its next one is taken; every round is committed once.
+    """
+    wire = make_wire(
+        engine_kind=SteppedTarget,
+        members={"self_load": 100},
+        config={"machine": VerifierSettings(None, 0.02), "load": 0},
+    )
+    await wire.ready()
+    engine = wire.engine
+    assert isinstance(engine, SteppedTarget)
+    await until(lambda: wire.served().machine.busy)
+    late = asyncio.ensure_future(wire.propose(wire.good(3)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not late.done()
+    engine.steps.release()
+    state = refused(await late, 409, "sdcp-stale-base").session_state
+    assert state is not None and (state.round, state.committed) == (1, 1)
+    assert not wire.served().machine.busy and wire.events == []
+    assert verdict_of(await wire.propose(wire.good(3))).round == 2
+    assert [record.round for record in wire.commits()] == [1, 2]

@@ -173,17 +173,26 @@ async def test_committed_tokens_are_checked(make_wire: MakeWire, kind: str) -> N
     assert len(first.records()) == 1
 
 
+@pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("by_stop", [False, True])
-async def test_resumed_at_the_end(make_wire: MakeWire, by_stop: bool) -> None:
+async def test_resumed_at_the_end(make_wire: MakeWire, by_stop: bool, n: int) -> None:
     """R-6.9-14: at max_new, or behind a stop token: finished, as output says."""
-    text = tuple(make_wire().model.text((1, 2, 3), 4))
-    members: dict[str, Any] = {"stop": (text[3],)} if by_stop else {"max_new": 4}
+    text = tuple(make_wire().model.text((1, 2, 3), n))
+    members: dict[str, Any] = {"stop": (text[-1],)} if by_stop else {"max_new": n}
     first = make_wire(members=members)
     await first.ready()
-    assert verdict_of(await first.propose(first.good(3))).action is Action.FINISH
+    assert verdict_of(await first.propose(first.good(max(1, n - 1)))).action is Action.FINISH
     other = second(make_wire, first, members=members)
     opened = state_of(await other.open(epoch=2, resume=resume_of(first)))
     assert opened.state == State.FINISHED
     output = output_of(await other.output())
     assert (output.tokens, output.final, output.finish) == (text, True, Action.FINISH)
     refused(await other.name(epoch=2), 410, "sdcp-session-closed")
+
+
+async def test_stop_tokens_of_the_prompt_end_nothing(make_wire: MakeWire) -> None:
+    """R-6.9-14, R-6.3-27, D-C4: a prompt that ends with one is a prompt like any other."""
+    wire = make_wire(members={"stop": (3,)})
+    assert state_of(await wire.open()).state == State.WAITING
+    state_of(await wire.name())
+    assert len(verdict_of(await wire.propose(wire.good(1))).emitted) == 2

@@ -108,8 +108,10 @@ class Daemon:
             ),
             peers=self._parts.peers,
             mlc=mlc,
+            records=self._parts.records(logs),
         )
         self._parts.stack.push_async_callback(router.aclose)
+        router.restore()
         await self._parts.serve(instance, router.listener, identity, section.base_uri)
         self._parts.tasks.spawn(router.run(), name="router")
         await self._parts.start_admin(

@@ -28,9 +28,11 @@ from sdcpd.transport.server import Server
 from sdcpd.transport.tls import IdentityError, TlsIdentity
 from tiers.api import Tier
 from tiers.build import build_objects, open_logs
+from tiers.lmdb_records import LmdbRecords
 from tiers.resource import MlcResource
 
 log = logging.getLogger("sdcpd")
+RECORDS_BYTES_MAX = 4 << 30  # of open sessions, mostly their prompts; the file is sparse
 
 
 class StartError(Exception):
@@ -170,6 +172,14 @@ class Parts:
             authorize_fence=self._authorize_fence,
             object_bytes_max=self.config.mlc.object_max,
         )
+
+    def records(self, logs: Path) -> LmdbRecords:
+        """What a router must find again after a restart, beside its logs; raises TierError."""
+        records = LmdbRecords(
+            logs / "sessions", map_bytes=RECORDS_BYTES_MAX, setting="[mlc] log_path"
+        )
+        self.stack.push_async_callback(records.aclose)
+        return records
 
     def _authorize_mlc(self, request: Request, kind: str, write: bool) -> None:
         """Who may touch the cache (D-M11)."""

@@ -5,7 +5,7 @@ Objects may vanish at any time unless leased (D-M10); logs never do (Section 6.8
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,7 +57,7 @@ class TierStats:
 
 
 class TierError(Exception):
-    """A tier or log store can't be opened; one sentence says which, why and what to do."""
+    """A tier or store can't be opened or used; one sentence says which, why and what to do."""
 
 
 class TierFull(Exception):
@@ -227,4 +227,20 @@ class LogStore(Protocol):
 
     async def aclose(self) -> None:
         """Close after all that was accepted is done."""
+        ...
+
+
+class Records(Protocol):
+    """What one process must find again after a restart, by key."""
+
+    def all(self) -> Mapping[bytes, bytes]:
+        """Return everything stored; raises TierError."""
+        ...
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        """Store a value, durable when this returns; raises TierError."""
+        ...
+
+    async def delete(self, key: bytes) -> None:
+        """Remove a value, if it is there; raises TierError."""
         ...

@@ -51,6 +51,8 @@ from sdcpd.protocol.router_io import (
     Refused,
     RouterAction,
     RouterEvent,
+    Save,
+    SaveFailed,
     TokensWritten,
     Unreachable,
     VerifierLost,
@@ -58,6 +60,7 @@ from sdcpd.protocol.router_io import (
     WriteFence,
     WriteTokens,
 )
+from sdcpd.protocol.router_record import SessionRecord
 
 M_INIT_DEFAULT = 4  # D-R6
 FAILURES_MAX = 3  # requests without an answer before a verifier counts as lost (D-F1)
@@ -94,6 +97,7 @@ class RouterSettings:
     progress_s: float = 15.0
 
 
+NAMING = (Phase.NAMING, Phase.TOKENS, Phase.ASSIGNING)
 FAILING_OVER = (Phase.READING, Phase.FENCING, Phase.REREADING, Phase.SAVING, Phase.NO_VERIFIER)
 
 
@@ -152,7 +156,32 @@ class RouterSession:
         self._acted: set[tuple[int, int, int]] = set()
         self._progress_at: float | None = None
         self._progress_s = settings.progress_s
+        self._saved: SessionRecord | None = None
+        self._preferred: str | None = None  # the drafter that a restarted router had named
         self._actions: list[RouterAction] = []
+
+    @classmethod
+    def restored(
+        cls, record: SessionRecord, *, board: Board, settings: RouterSettings
+    ) -> RouterSession:
+        """A session that this router had open before it was restarted (D-F5).
+
+        `start` opens it again with the same content, which changes nothing where it is open (D-O1).
+        """
+        machine = cls(
+            session=record.session,
+            contract=record.contract,
+            prompt=record.prompt,
+            commit_log=record.commit_log,
+            verifier=record.verifier,
+            board=board,
+            settings=settings,
+            drafter_wanted=record.drafter_wanted,
+        )
+        machine.epoch, machine.profile = record.epoch, record.profile
+        machine._resume, machine._preferred = record.resume, record.drafter
+        machine._saved, machine._opened = record, True
+        return machine
 
     # ---- what others read
 
@@ -180,7 +209,7 @@ class RouterSession:
         """Open the session at its verifier; call once."""
         self._actions = []
         self._open(now)
-        return self._actions
+        return self._saved_first()
 
     def step(self, event: RouterEvent, *, now: float) -> list[RouterAction]:
         """Take one event; returns the actions it leads to, in order."""
@@ -201,10 +230,39 @@ class RouterSession:
                 self._change_policy(event, now)
             case Woken():
                 self._woken(now)
+            case SaveFailed():
+                self._save_failed(event.reason)
             case _:
                 if event.call == self._call:
                     self._result(event, now)
-        return self._actions
+        return self._saved_first()
+
+    def _saved_first(self) -> list[RouterAction]:
+        """The actions of this step, after what a restarted router must know of them (D-F5)."""
+        if self.phase is Phase.CLOSED:
+            return [Save(None), *self._actions]
+        known = self._saved.drafter if self._saved else None
+        record = SessionRecord(
+            session=self.session,
+            contract=self.contract,
+            prompt=self.prompt,
+            commit_log=self.commit_log,
+            epoch=self.epoch,
+            verifier=self.verifier,
+            drafter=self._candidate if self.phase in NAMING else known,
+            drafter_wanted=self._drafter_wanted,
+            profile=self.profile,
+            resume=self._resume,
+        )
+        if record == self._saved:
+            return self._actions
+        self._saved = record
+        return [Save(record), *self._actions]
+
+    def _save_failed(self, reason: str) -> None:
+        """A session that would not survive the router is not begun; one that runs goes on."""
+        if not self._opened:
+            self._close(ProblemDocument(status=503, detail=f"the session cannot be kept: {reason}"))
 
     def _result(self, event: RouterEvent, now: float) -> None:
         match event:
@@ -297,17 +355,23 @@ class RouterSession:
             self._excluded.clear()
             self._fruitless = 0
         exclude = self._excluded | ({avoid} if avoid else set())
-        choice = self._board.choose_drafter(self.contract, now=now, exclude=exclude)
+        choice = self._choose_drafter(now, exclude)
         if choice is None and grace:
             choice = self._board.choose_drafter(self.contract, now=now)
         if choice is None:
             self._wait_for_drafter(avoid, now)
             return
         self._grace_until = None
-        self._candidate = choice
+        self._candidate, self._preferred = choice, None
         self._count(choice)
         message = self._assignment(choice, None)
         self._actions.append(NameAtVerifier(self._new_call(Phase.NAMING), self.verifier, message))
+
+    def _choose_drafter(self, now: float, exclude: set[str]) -> str | None:
+        fresh = [d.base for d in self._board.drafters(self.contract, now=now)]
+        if self._preferred in fresh and self._preferred not in exclude:
+            return self._preferred
+        return next((base for base in fresh if base not in exclude), None)
 
     def _wait_for_drafter(self, avoid: str | None, now: float) -> None:
         self._settled(Phase.WAITING)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sdcpd.protocol.commit_log import LogSummary
 from sdcpd.protocol.messages import Action, Assignment, Policy, Sampling, SessionOpen, SessionState
 from sdcpd.protocol.problems import ProblemDocument
+from sdcpd.protocol.router_record import SessionRecord
 
 # ---- events
 
@@ -110,6 +111,13 @@ class ChangePolicy:
     sampling: Sampling
 
 
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """The record could not be stored."""
+
+    reason: str
+
+
 RouterEvent = (
     Answered
     | Refused
@@ -123,9 +131,17 @@ RouterEvent = (
     | VerifierLost
     | Progress
     | ChangePolicy
+    | SaveFailed
 )
 
 # ---- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Store the record durably before any action that follows (D-F5); None: forget the session."""
+
+    record: SessionRecord | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +227,8 @@ class Closed:
 
 
 RouterAction = (
-    Open
+    Save
+    | Open
     | PostPolicy
     | NameAtVerifier
     | AssignDrafter

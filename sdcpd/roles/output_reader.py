@@ -28,9 +28,9 @@ class _OutputLost(GenerationError):
 class OutputReader:
     """One text being generated; see `generation.Generation`."""
 
-    def __init__(self, session: RoutedSession, *, client: Client) -> None:
+    def __init__(self, session: RoutedSession, *, client: Client, from_: int = 0) -> None:
         self._session, self._client = session, client
-        self._read = 0
+        self._read = from_
         self._epoch = 0
         self._earlier = GenerationStats()
         self._latest = GenerationStats()
@@ -95,9 +95,10 @@ class OutputReader:
                 await self._moved_or(ATTEMPT_PAUSE_S)
                 continue
             self._take(output)
-            if output.tokens or output.finish == Action.FINISH:
-                yield Tokens(output.tokens, finished=output.final)
-            if output.final and output.finish != Action.FINISH:
+            finished = output.final and output.finish == Action.FINISH
+            if output.tokens or finished:
+                yield Tokens(output.tokens, finished=finished)
+            if output.final and not finished:
                 raise GenerationError(FAILED)  # after what it had committed (D-G6)
 
     async def opened(self) -> None:

@@ -16,6 +16,7 @@ from sdcpd.protocol.messages import Action, Contract, Event, InstanceRole, Rule,
 from sdcpd.protocol.problems import Forbidden, Malformed, NotFound, StaleEpoch
 from sdcpd.protocol.router import RouterSession, RouterSettings
 from sdcpd.protocol.router_io import DrafterLost, EventArrived, VerifierLost, Woken
+from sdcpd.protocol.router_record import RecordCorrupt, decode_record
 from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
 from sdcpd.roles.generation import GenerationError, GenerationRequest, Readiness
@@ -25,6 +26,7 @@ from sdcpd.roles.peers import Identity, PeerTable
 from sdcpd.roles.router_session import RouteContext, RoutedSession
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, Response
+from tiers.api import Records
 
 log = logging.getLogger("sdcpd.router")
 WATCH_S = 0.1  # how often expired statuses are looked for; a fraction of any ttl
@@ -61,7 +63,9 @@ class Router:
         objects: Objects,
         peers: PeerTable,
         mlc: Mlc | None,
+        records: Records | None = None,
     ) -> None:
+        """Without `records` the open sessions do not survive this process (D-F5)."""
         self.config = config
         self.counts: Counter[str] = Counter()
         self.board = Board(config.permitted, trust_all=config.trust_drafters)
@@ -75,6 +79,7 @@ class Router:
             objects=objects,
             tasks=self._tasks,
             board=self.board,
+            records=records,
             closed=self._closed,
         )
         routes = [
@@ -87,6 +92,32 @@ class Router:
     def sessions(self) -> Sequence[RoutedSession]:
         """The sessions that are open."""
         return list(self._sessions.values())
+
+    def restore(self) -> int:
+        """Take up the sessions that were open when the router stopped; returns how many (D-F5).
+
+        Raises TierError. Called before the listener: events of these sessions are served.
+        """
+        if self._context.records is None:
+            return 0
+        for session, octets in self._context.records.all().items():
+            try:
+                record = decode_record(octets)
+            except RecordCorrupt as e:
+                log.error("session %s is not taken up: %s", session_path_id(session), e)
+                continue
+            machine = RouterSession.restored(record, board=self.board, settings=self.config.machine)
+            routed = RoutedSession(machine, context=self._context)
+            self._sessions[session] = routed
+            routed.start()
+        if self._sessions:
+            log.warning("%d sessions taken up again after a restart", len(self._sessions))
+        return len(self._sessions)
+
+    def reader(self, session: bytes, from_: int = 0) -> OutputReader | None:
+        """Read an open session's output from token `from_` on; None if it is not known here."""
+        routed = self._sessions.get(session)
+        return None if routed is None else OutputReader(routed, client=self._client, from_=from_)
 
     async def run(self) -> None:
         """Watch for statuses that expire."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from sdcpd.protocol.router_io import (
     Refused,
     RouterAction,
     RouterEvent,
+    Save,
+    SaveFailed,
     TokensWritten,
     Unreachable,
     Woken,
@@ -40,6 +43,7 @@ from sdcpd.roles.commit_log import CommitLog, LogUnavailable
 from sdcpd.roles.objects import ObjectGone, Objects
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, TransportError
+from tiers.api import Records, TierError
 
 log = logging.getLogger("sdcpd.router")
 OPEN_TIMEOUT_S = 120.0  # the verifier computes the prompt's KV meanwhile (D-F1)
@@ -54,6 +58,7 @@ class RouteContext:
     objects: Objects
     tasks: Tasks
     board: Board
+    records: Records | None
     closed: Callable[[RoutedSession], None]
 
 
@@ -72,6 +77,8 @@ class RoutedSession:
         self._verifier: str | None = None  # on whose account the session is
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._todo: deque[RouterAction] = deque()
+        self._saving = False
 
     def start(self) -> None:
         """Open the session."""
@@ -119,8 +126,43 @@ class RoutedSession:
             self._timer.cancel()
 
     def _perform(self, actions: list[RouterAction]) -> None:
-        for action in actions:
-            self._perform_one(action)
+        self._todo.extend(actions)
+        if not self._saving:
+            self._go_on()
+        self._arm()
+
+    def _go_on(self) -> None:
+        """Perform what is to be done, in order; nothing before what it relies on is stored."""
+        while self._todo:
+            action = self._todo.popleft()
+            if not isinstance(action, Save):
+                self._perform_one(action)
+            elif self._context.records is not None:
+                self._saving = True
+                self._spawn(self._save(action, self._context.records))
+                return
+
+    async def _save(self, action: Save, records: Records) -> None:
+        try:
+            if action.record is None:
+                await records.delete(self.machine.session)
+            else:
+                await records.put(self.machine.session, action.record.encode())
+        except TierError as e:
+            log.error("session %s would not survive a restart: %s", self.label, e)
+            self._not_saved(str(e))
+        finally:
+            self._saving = False
+        self._go_on()
+
+    def _not_saved(self, reason: str) -> None:
+        """What the machine says to it comes first: it may end the session before it begins."""
+        actions = self.machine.step(SaveFailed(reason), now=time.monotonic())
+        if self.machine.closed:
+            self._todo.clear()
+        self._todo.extendleft(reversed([a for a in actions if not isinstance(a, Save)]))
+
+    def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
@@ -20,6 +21,9 @@ import pytest
 
 from sdcpd.admin_client import ask
 from sdcpd.dev.plan import free_ports
+from sdcpd.protocol.commit_log import decode_log, read_log
+from sdcpd.transport.client import HttpClient
+from sdcpd.transport.tls import TlsIdentity
 from tests.kit.by_hand import Sdcpd, sdcpctl, tls_lines, wait_until, write_config, write_model
 
 LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} [DIWE] sdcpd[.a-z0-9_]*: \S")
@@ -74,6 +78,16 @@ class Site:
         """State of each instance in the router's eyes, by base URI."""
         answer = ask(self.router_socket, "GET", "/status")
         return {one["base_uri"]: one["state"] for one in answer["instances"]}
+
+    async def committed(self, session: str) -> tuple[int, ...]:
+        """What the session's commit log holds, read as a verifier reads it."""
+        crt = self.pki / "verifier.v0.crt"
+        client = HttpClient(
+            TlsIdentity(ca=self.pki / "ca.crt", cert=crt, key=crt.with_suffix(".key"))
+        )
+        response = await client.request("GET", f"{self.base('router')}logs/{session}")
+        await client.aclose()
+        return read_log(decode_log(response.body)).tokens
 
     def stop(self) -> None:
         """The router last; each process must end in order, with lines in its log and nothing else."""
@@ -196,6 +210,31 @@ def test_a_certificate_that_does_not_fit_is_not_taken(site: Site) -> None:
     crt.write_bytes(good)
     assert "certificates not reloaded, the old ones stay in use" in drafter.log
     assert "is not the key of" in drafter.log
+
+
+def test_a_killed_router_takes_its_sessions_up_again(site: Site) -> None:
+    """R-6.9-18: kill -9 in the middle of a text; the text is in the log to its end."""
+    router = site.running["router-r0"]
+    body = {"prompt": PROMPT, "max_tokens": 230, "temperature": 0}
+    wanted = ask(site.router_socket, "POST", "/generate", body)["tokens"]
+    with closing(http.client.HTTPConnection("127.0.0.1", site.ports["api"], timeout=30)) as client:
+        headers = {"content-type": "application/json"}
+        stream = {"prompt": PROMPT, "max_tokens": 230, "temperature": 0, "stream": True}
+        client.request("POST", "/v1/completions", json.dumps(stream), headers)
+        response = client.getresponse()
+        assert response.readline().startswith(b"data:")
+        (session,) = ask(site.router_socket, "GET", "/status")["sessions"]
+        router.kill()
+    site.start("router-r0", router.config, refuse_executable_memory=True)
+    again = site.running["router-r0"]
+    again.wait_notified("READY=1")
+    assert "1 sessions taken up again after a restart" in again.log
+
+    wait_until(
+        lambda: not ask(site.router_socket, "GET", "/status")["sessions"], "the session ends"
+    )
+    assert asyncio.run(site.committed(session["session"])) == tuple(wanted)
+    wait_until(lambda: list(site.states().values()) == ["ready"] * 2, "both report again")
 
 
 def test_a_stopped_drafter_is_gone(site: Site) -> None:

@@ -101,10 +101,12 @@ class Sdcpd:
         self, directory: Path, *roles: str, config: Path, refuse_executable_memory: bool = False
     ) -> None:
         label = "+".join(roles)
+        self.config = config
         self.log_path = directory / f"{config.stem}.{label}.log"
         self.notified: list[str] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notify = directory / f"{config.stem}.{label}.notify"
+        notify.unlink(missing_ok=True)  # of one that was killed
         self._socket.bind(str(notify))
         self._socket.setblocking(False)
         arguments = [part for role in roles for part in ("--role", role)]
@@ -146,6 +148,12 @@ class Sdcpd:
         self._read()
         self._socket.close()
         return code
+
+    def kill(self) -> None:
+        """SIGKILL: it has no say in it."""
+        self.process.kill()
+        self.process.wait()
+        self._socket.close()
 
     def end(self) -> int:
         """Wait for a process that ends by itself."""

@@ -23,6 +23,8 @@ from sdcpd.roles.verifier import Verifier, VerifierConfig
 from sdcpd.transport.http import Handler, Peer
 from sdcpd.transport.loopback import LoopbackClient
 from tests.kit.mlc import MemoryMlc
+from tests.kit.records import MemoryRecords
+from tiers.api import Records
 
 DOMAIN = "test.example"
 ROUTER = "https://r0.test/"
@@ -42,6 +44,8 @@ class Cluster:
     model: FakeModel = field(default_factory=FakeModel)
     network: dict[str, Handler] = field(default_factory=dict)
     mlc: MemoryMlc = field(default_factory=MemoryMlc)
+    records: Records = field(default_factory=MemoryRecords)
+    """What a restarted router finds."""
     verifiers: dict[str, Verifier] = field(default_factory=dict)
     drafters: dict[str, Drafter] = field(default_factory=dict)
     router: Router = field(init=False)
@@ -66,7 +70,9 @@ class Cluster:
             objects=Objects(client, bases=(ROUTER,), own=ROUTER),
             peers=PEERS,
             mlc=self.mlc,
+            records=self.records,
         )
+        self.router.restore()
         self.network[ROUTER] = self.router.listener.handle
         self._tasks[ROUTER] = [asyncio.ensure_future(self.router.run())]
         return self.router
@@ -121,8 +127,13 @@ class Cluster:
         self.network.pop(base)
         for task in self._tasks.pop(base):
             task.cancel()
-        role = self.verifiers.get(base) or self.drafters.get(base)
+        role = (
+            self.router if base == ROUTER else self.verifiers.get(base) or self.drafters.get(base)
+        )
         assert role is not None
+        if base == ROUTER:
+            for session in self.router.sessions:
+                session.close()
         for task in list(role._tasks._tasks):
             task.cancel()
 

@@ -164,7 +164,7 @@ def _fault(rng: random.Random, nodes: list[str], kinds: tuple[str, ...]) -> Faul
     node = rng.choice(nodes) if rng.random() < 0.6 else "v0"
     for_s = rng.choice((0.05, 0.3, 1.0, 5.0, 9.0))
     if kind == "crash":
-        return Crash(node, at_s, for_s)
+        return Crash(rng.choice((node, node, ROUTER)), at_s, for_s)
     if kind == "silence":
         return Silence(node, at_s, rng.choice((1.0, 4.0, 6.0)))
     other = rng.choice([n for n in (*nodes, ROUTER, STORE, STORE, "*") if n != node])

@@ -10,7 +10,7 @@ from typing import Any
 from sdcpd.engine.fake import FakeDrafter, FakeModel, FakeTarget
 from sdcpd.protocol.codec import decode
 from sdcpd.protocol.drafter import DrafterSettings
-from sdcpd.protocol.messages import Action, Output, Rule, Sampling
+from sdcpd.protocol.messages import Action, Event, Output, Rule, Sampling
 from sdcpd.protocol.router import RouterSettings
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier_state import VerifierSettings
@@ -26,6 +26,7 @@ from sdcpd.transport.loopback import answer
 from tests.kit.cluster import PEERS, peer
 from tests.kit.cluster import ROUTER as ROUTER_BASE
 from tests.kit.mlc import MemoryMlc
+from tests.kit.records import MemoryRecords
 from tests.sim.checks import Broken, Checker
 from tests.sim.network import Network, Node, crashes
 from tests.sim.plan import ROUTER, STORE, Crash, Plan, Text
@@ -67,8 +68,9 @@ class World:
         self.model = FakeModel()
         self.checker = Checker(self.model)
         self.outcomes = [Outcome() for _ in plan.texts]
-        self.failovers = 0
+        self._failed: set[str] = set()
         self._store = Store(enforcing=plan.enforcing, changed=self._log_changed)
+        self._records = MemoryRecords(write_s=0.001)
         self._broken: Broken | None = None
         self._roles: dict[str, Any] = {}
 
@@ -126,6 +128,8 @@ class World:
     def message(self, dest: str, request: Request, response: Response) -> None:
         """See Observer."""
         self._guarded(lambda: self.checker.message(dest, request, response))
+        if request.path == "/events" and decode(Event, request.body).kind == Action.FAIL:
+            self._failed.add(session_path_id(decode(Event, request.body).session))
         if request.path.endswith("/output") and response.status == 200:
             self._guarded(lambda: self._may_fail(dest, decode(Output, response.body)))
 
@@ -139,6 +143,7 @@ class World:
         reason = served[0].machine.end_reason if served else "it is gone"
         if reason not in ("escalation exhausted", "cancelled"):
             raise Broken(f"a session failed: {reason}")
+        self._failed.add(session_path_id(output.session))
 
     def _log_changed(self, label: str, octets: bytes) -> None:
         self._guarded(lambda: self.checker.log_changed(label, octets))
@@ -167,9 +172,23 @@ class World:
             text.stop,
             Sampling(temperature_milli=text.temperature_milli, seed=None if greedy else text.seed),
         )
+        while outcome.ended is None:
+            await self._read(request, text, outcome)
+
+    async def _read(self, request: GenerationRequest, text: Text, outcome: Outcome) -> None:
+        """Read from the router that lives now, which may die meanwhile."""
+        node = await self._router_node()
+        reading = node.spawn(self._read_here(request, text, outcome))
+        await asyncio.wait({reading})
+        if not reading.cancelled():
+            reading.result()
+
+    async def _read_here(self, request: GenerationRequest, text: Text, outcome: Outcome) -> None:
         try:
-            reader = await self._begun(request)
-            outcome.label = session_path_id(reader.session)
+            reader = await self._reader(request, outcome)
+            if reader is None:
+                self._guarded(lambda: self._gone(text, outcome))
+                return
             async for part in reader:
                 outcome.tokens += part.tokens
                 self._seen(reader.session, outcome)
@@ -185,7 +204,31 @@ class World:
             self._guarded(lambda: self._all_seen(outcome))
             return
         outcome.ended = "finished"
-        self._guarded(lambda: self._complete(reader.session, text, outcome))
+        self._guarded(lambda: self._complete(text, outcome))
+
+    async def _reader(self, request: GenerationRequest, outcome: Outcome) -> OutputReader | None:
+        """A new session; after a restart of the router the same one from where it was read."""
+        if outcome.label is not None:
+            session = self.checker.sessions[outcome.label].session
+            return self.router.reader(session, len(outcome.tokens))
+        reader = await self._begun(request)
+        outcome.label = session_path_id(reader.session)
+        return reader
+
+    def _gone(self, text: Text, outcome: Outcome) -> None:
+        """A restarted router knows every session that was open: this one had ended."""
+        assert outcome.label is not None, "a session that was never begun is begun anew"
+        watched = self.checker.sessions[outcome.label]
+        tokens = watched.log.tokens
+        ended = len(tokens) == text.max_new or any(token in text.stop for token in tokens)
+        if not ended and outcome.label not in self._failed:
+            raise Broken("a router that was restarted has lost a session")
+        outcome.tokens, outcome.ended = list(tokens), "finished without its reader"
+
+    async def _router_node(self) -> Node:
+        while ROUTER not in self.network.nodes:
+            await asyncio.sleep(0.05)
+        return self.network.nodes[ROUTER]
 
     async def _begun(self, request: GenerationRequest) -> OutputReader:
         """As a client does: what says that it can be tried again later is tried again."""
@@ -205,7 +248,7 @@ class World:
 
         self._guarded(check)
 
-    def _complete(self, session: bytes, text: Text, outcome: Outcome) -> None:
+    def _complete(self, text: Text, outcome: Outcome) -> None:
         """A finished text is as long as it should be: to a stop token or max_new."""
         stopped = bool(outcome.tokens) and outcome.tokens[-1] in text.stop
         if not stopped and len(outcome.tokens) != text.max_new:
@@ -251,6 +294,7 @@ class World:
         node.handler = handle
         self.network.nodes[name], self._roles[name] = node, role
         if kind == "router":
+            role.restore()
             node.spawn(role.run())
         else:
             reporter = StatusReporter(client, [ROUTER_BASE], role.status, interval_s=STATUS_S)
@@ -278,6 +322,7 @@ class World:
             objects=objects,
             peers=PEERS,
             mlc=None,
+            records=self._records,
         )
 
     def _verifier(self, name: str, base: str, client: Any, objects: Objects) -> Verifier:

@@ -17,7 +17,7 @@ from tests.kit.cluster import cluster
 from tests.kit.verifier_wire import Wire
 
 MakeWire = Callable[..., Wire]
-ROUNDS = 300
+ROUNDS = 200
 
 
 def from_seed(seed: int, session: bytes, index: int) -> float:

@@ -10,8 +10,9 @@ import pytest
 
 from sdcpd.protocol.problems import NotFound, StaleEpoch, TooManyRequests, Unavailable
 from sdcpd.transport.http import Response
+from tests.kit.cluster import cluster
 from tests.kit.network import DroppingClient
-from tests.kit.router_rig import RouterRig, opened, resume_of, router_rig
+from tests.kit.router_rig import GREEDY, RouterRig, opened, resume_of, router_rig
 from tests.kit.scripted import DROP, Answer, Seen
 
 
@@ -96,3 +97,20 @@ async def test_a_verifier_whose_status_says_so_is_lost(rig: RouterRig, how: str)
         await rig.report("v0", instance="v0.2")
         seen = await rig.v0.next("POST", "sessions")
     assert opened(seen).epoch == 2 and resume_of(seen).committed == 2
+
+
+async def test_a_restarted_verifier_goes_on_with_the_text() -> None:
+    """R-6.9-16, R-6.9-9: its memory is lost and the log is not; the text is the target's."""
+    async with cluster(noise=0.3) as c:
+        base = "https://v0.test/"
+        c.verifiers[base]._engine._pass_time_s = 0.005  # type: ignore[attr-defined]
+        reader = await c.router.generate(GREEDY)
+        tokens: list[int] = []
+        async for part in reader:
+            if len(tokens) < 10 <= len(tokens) + len(part.tokens):
+                c.kill(base)
+                c.add_verifier("v0")
+            tokens += part.tokens
+        assert tokens == c.model.text(GREEDY.prompt, 40)
+        (served,) = c.verifiers[base].sessions
+        assert served.machine.epoch >= 2

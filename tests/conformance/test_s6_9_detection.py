@@ -26,7 +26,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterRig]:
 async def on_put(rig: RouterRig, *answers: Any) -> None:
     """v0 serves; its next answers to PUT drafter are these, and an event asks for one."""
     await rig.running()
-    await rig.report("v1")
+    await rig.report("v1", load=90)  # and is chosen all the same where v0 has failed
     rig.commit((4, 5))
     rig.v0.script("PUT", ".*/drafter", *answers)
     await rig.event(3)

@@ -104,7 +104,7 @@ class Plan:
         lines = [
             f"seed {self.seed}: rule {int(self.rule)}, {self.verifiers} verifiers, drafters with "
             f"noise {self.noise}, m_max {self.m_max}, low_rounds {self.low_rounds}, fallback "
-            f"{self.fallback}, self_load {self.self_load}, self_max {self.self_max}, "
+            f"{[int(entry) for entry in self.fallback]}, self_load {self.self_load}, self_max {self.self_max}, "
             f"{'enforcing' if self.enforcing else 'plain'} store"
         ]
         lines += [f"  text {index}: {text}" for index, text in enumerate(self.texts)]

@@ -33,7 +33,7 @@ from tests.sim.plan import ROUTER, STORE, Crash, Plan, Text
 
 PASS_S = 0.05
 STATUS_S, TTL_S = 1.0, 3.0
-PATIENCE_S = 400.0  # until every text must have ended
+PATIENCE_S = 200.0  # until every text must have ended
 
 
 class Store(MemoryMlc):

@@ -144,7 +144,7 @@ async def test_the_counters_are_left_alone(make_wire: MakeWire) -> None:
     """
     wire = make_wire(
         members={"low_rounds": 3, "fallback": (1, 5), "self_load": 100, "self_max": 3},
-        config={"machine": VerifierSettings(None, 0.02)},
+        config={"machine": VerifierSettings(None, 0.2)},
     )
     await wire.ready(m_init=6)
     assert [verdict_of(await wire.propose(wire.bad(1))).low for _ in range(2)] == [1, 2]
@@ -251,7 +251,7 @@ async def test_a_silent_drafter_that_comes_back(make_wire: MakeWire) -> None:
     wire = make_wire(
         engine_kind=SteppedTarget,
         members={"self_load": 100},
-        config={"machine": VerifierSettings(None, 0.02), "load": 0},
+        config={"machine": VerifierSettings(None, 0.2), "load": 0},
     )
     await wire.ready()
     engine = wire.engine
@@ -264,6 +264,8 @@ async def test_a_silent_drafter_that_comes_back(make_wire: MakeWire) -> None:
     engine.steps.release()
     state = refused(await late, 409, "sdcp-stale-base").session_state
     assert state is not None and (state.round, state.committed) == (1, 1)
-    assert not wire.served().machine.busy and wire.events == []
+    machine = wire.served().machine
+    assert not machine.busy and wire.events == []
+    assert machine.state_message().state is State.ASSIGNED
     assert verdict_of(await wire.propose(wire.good(3))).round == 2
     assert [record.round for record in wire.commits()] == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -122,6 +123,14 @@ class DrafterRig:
     def keeps(self, count: int, extra: int, **changes: Any) -> Script:
         """A verdict that keeps `count` proposed tokens and adds `extra`."""
         return lambda seen: self.verifier.accepts(seen.as_(Proposal), count, extra, **changes)
+
+    async def dropped(self) -> bool:
+        """Wait until the session is given up for good; whether the router will hear of it."""
+        async with asyncio.timeout(10):
+            while self.drafter.sessions:
+                await asyncio.sleep(0)
+        assert self.verifier.unread("POST", "proposals") == 0
+        return self.drafter.status().dropped == (SESSION,)
 
     async def proposal(self) -> Proposal:
         """The next proposal."""

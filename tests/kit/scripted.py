@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,7 +33,7 @@ from sdcpd.protocol.messages import (
     Status,
     Verdict,
 )
-from sdcpd.protocol.problems import Problem
+from sdcpd.protocol.problems import TYPE_PREFIX, Problem
 from sdcpd.roles.base import problem_response
 from sdcpd.transport.http import Request, Response
 from tests.kit.mlc import MemoryMlc
@@ -67,6 +68,14 @@ class Seen:
         """The message, which must be of that kind."""
         assert isinstance(self.message, kind), self.message
         return self.message
+
+
+def problem(status: int, suffix: str | None = None, **members: Any) -> Response:
+    """An error answer; `suffix` None sends a type that nobody registered."""
+    kind = TYPE_PREFIX + suffix if suffix else "https://verifier.example/private"
+    document = {"type": kind, "title": "x", "status": status, **members}
+    octets = json.dumps(document).encode()
+    return Response(status, (("content-type", "application/problem+json"),), octets)
 
 
 async def hold(_: Seen) -> Answer:

@@ -7,29 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from sdcpd.engine.api import Score, Scored
-from sdcpd.engine.fake import FakeModel, FakeTarget
 from sdcpd.protocol.codec import encode
 from sdcpd.protocol.messages import Action
 from sdcpd.transport.http import Response
 from tests.kit.answers import output_of, refused, state_of, until, verdict_of
+from tests.kit.scripted_target import GatedTarget
 from tests.kit.verifier_wire import DRAFTER, OTHER, Wire
 
 MakeWire = Callable[..., Wire]
-
-
-class GatedTarget(FakeTarget):
-    """Passes wait at a gate that tests open."""
-
-    def __init__(self, model: FakeModel) -> None:
-        super().__init__(model)
-        self.gate = asyncio.Event()
-
-    async def score(self, work: Score) -> Scored:
-        """Score once the gate is open."""
-        found = await super().score(work)
-        await self.gate.wait()
-        return found
 
 
 async def gated(make_wire: MakeWire) -> tuple[Wire, GatedTarget]:

@@ -8,6 +8,7 @@ from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.transport.http import Request, Response
 from tests.kit.answers import output_of, refused, state_of, until, verdict_of
 from tests.kit.failover import MakeWire, fence, resume_of, second
+from tests.kit.scripted_target import GatedTarget
 from tests.kit.verifier_wire import OTHER, Wire
 
 
@@ -98,3 +99,24 @@ async def test_back_at_the_same_verifier(wire: Wire) -> None:
     assert (output.epoch, output.tokens) == (3, found.emitted)
     state_of(await wire.name(epoch=3))
     assert verdict_of(await wire.propose(wire.good(1), epoch=3)).round == 2
+
+
+async def test_a_round_of_the_old_epoch_is_discarded(make_wire: MakeWire) -> None:
+    """R-6.9-10, R-6.8-4, D-O3: re-opened while a round is being scored, and before any fence: the
+    round ends with 409 and never reaches the log.
+    """
+    wire = make_wire(engine_kind=GatedTarget)
+    await wire.ready()
+    engine = wire.engine
+    assert isinstance(engine, GatedTarget)
+    late = asyncio.ensure_future(wire.propose(wire.good(2)))
+    await until(lambda: engine.scored)
+    state_of(await wire.open(epoch=2))
+    refused(await late, 409, "sdcp-stale-epoch")
+    engine.gate.set()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert wire.records() == []
+    state_of(await wire.name(epoch=2))
+    assert verdict_of(await wire.propose(wire.good(1), epoch=2)).round == 1
+    assert [record.epoch for record in wire.records()] == [2]

@@ -1,12 +1,13 @@
-"""Targets whose distributions a test gives: by output position, or one for every position."""
+"""Targets whose distributions and pace a test gives."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import struct
 from collections.abc import Sequence
 
-from sdcpd.engine.api import Score
+from sdcpd.engine.api import Score, Scored
 from sdcpd.engine.fake import FakeModel, FakeTarget
 from sdcpd.protocol.acceptance import Acceptance, check_rows, greedy, rule1, rule2, rule200
 from sdcpd.protocol.messages import Rule
@@ -26,6 +27,20 @@ class RowsModel(FakeModel):
     def scores(self, prefix: Sequence[int]) -> list[float]:
         """The row of that position."""
         return list(self._rows[min(len(prefix) - self._length, len(self._rows) - 1)])
+
+
+class GatedTarget(FakeTarget):
+    """Passes wait at a gate that tests open."""
+
+    def __init__(self, model: FakeModel) -> None:
+        super().__init__(model)
+        self.gate = asyncio.Event()
+
+    async def score(self, work: Score) -> Scored:
+        """Score once the gate is open."""
+        found = await super().score(work)
+        await self.gate.wait()
+        return found
 
 
 class ExactTarget(FakeTarget):

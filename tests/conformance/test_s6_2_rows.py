@@ -16,7 +16,7 @@ import pytest
 from sdcpd.protocol.acceptance import verifier_random
 from sdcpd.protocol.drafter import DrafterSettings
 from sdcpd.protocol.messages import Proposal, Sampling
-from sdcpd.protocol.problems import QUnavailable
+from sdcpd.protocol.problems import LimitExceeded, QUnavailable
 from sdcpd.protocol.speculation import choose_m
 from sdcpd.roles import drafter_session
 from sdcpd.transport.http import Request, Response
@@ -150,6 +150,16 @@ async def test_lost_rows_are_written_again(rig: DrafterRig, monkeypatch: Any) ->
     assert (third.round, third.tokens) == (first.round, first.tokens)
     assert len({first.q_rows, second.q_rows, third.q_rows}) == 3
     assert rows_of(rig, third) and (await rig.proposal()).round == 2
+
+
+async def test_a_limit_cuts_the_rows_too(rig: DrafterRig) -> None:
+    """R-5.2-15, D-D1 sdcp-limit: a new object with as many rows as there are tokens now."""
+    rig.answers(LimitExceeded("", m_cap=2))
+    first = (await rig.begin()).as_(Proposal)
+    second = await rig.proposal()
+    assert (second.round, second.tokens) == (1, first.tokens[:2])
+    assert rows_of(rig, second) == rows_of(rig, first)[:2]
+    assert second.q_rows != first.q_rows
 
 
 async def test_a_slow_cache_makes_proposals_shorter() -> None:

@@ -15,8 +15,11 @@ from typing import Any, Protocol
 
 import sdcpd
 from sdcpd.engine.tokenizer import ChatTemplateError, TextModel
+from sdcpd.metrics import MEDIA_TYPE as METRICS_TYPE
+from sdcpd.metrics import exposition
 from sdcpd.protocol.messages import InstanceRole, Sampling, Status
 from sdcpd.protocol.uris import session_path_id
+from sdcpd.roles.counts import RoundCounts
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.generation import GenerationError, GenerationRequest
 from sdcpd.roles.router import Router
@@ -25,6 +28,8 @@ from sdcpd.transport.http import Request, Response
 
 log = logging.getLogger("sdcpd.admin")
 SCHEMA = "sdcpctl/v1"
+Metrics = tuple[str, RoundCounts]
+"""A role and what it has counted."""
 Resource = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -41,11 +46,16 @@ class AdminError(Exception):
 class _JsonResources:
     """Dispatches `METHOD /path` to functions from JSON object to JSON object."""
 
-    def __init__(self, resources: dict[tuple[str, str], Resource]) -> None:
-        self._resources = resources
+    def __init__(
+        self, resources: dict[tuple[str, str], Resource], *, metrics: Metrics | None = None
+    ) -> None:
+        """`metrics` is what GET /metrics shows, as Prometheus text."""
+        self._resources, self._metrics = resources, metrics
 
     async def handle(self, request: Request) -> Response:
         """Answer a request; never raises."""
+        if self._metrics is not None and (request.method, request.path) == ("GET", "/metrics"):
+            return Response(200, (("content-type", METRICS_TYPE),), exposition(*self._metrics))
         resource = self._resources.get((request.method, request.path))
         if resource is None:
             return _json(404, {"error": f"no such resource: {request.method} {request.path}"})
@@ -177,7 +187,8 @@ class VerifierAdmin(_JsonResources):
     def __init__(self, name: str, verifier: Verifier) -> None:
         self._name, self._verifier = name, verifier
         self._begun = time.monotonic()
-        super().__init__({("GET", "/status"): self.status})
+        metrics = ("verifier", verifier.rounds)
+        super().__init__({("GET", "/status"): self.status}, metrics=metrics)
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Sessions and counts."""
@@ -199,7 +210,7 @@ class VerifierAdmin(_JsonResources):
                 }
                 for served in verifier.sessions
             ],
-            "counts": dict(verifier.counts),
+            "counts": {**verifier.counts, **verifier.rounds.as_json()},
         }
 
 
@@ -209,7 +220,8 @@ class DrafterAdmin(_JsonResources):
     def __init__(self, name: str, drafter: Drafter) -> None:
         self._name, self._drafter = name, drafter
         self._begun = time.monotonic()
-        super().__init__({("GET", "/status"): self.status})
+        metrics = ("drafter", drafter.rounds)
+        super().__init__({("GET", "/status"): self.status}, metrics=metrics)
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Sessions and counts."""
@@ -228,7 +240,7 @@ class DrafterAdmin(_JsonResources):
                 }
                 for session in drafter.sessions
             ],
-            "counts": dict(drafter.counts),
+            "counts": {**drafter.counts, **drafter.rounds.as_json()},
         }
 
 

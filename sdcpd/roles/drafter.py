@@ -20,10 +20,17 @@ from sdcpd.protocol.messages import (
     Status,
     Verdict,
 )
-from sdcpd.protocol.problems import BadContract, StaleEpoch, Unavailable, Unprocessable
+from sdcpd.protocol.problems import (
+    BadContract,
+    ProblemDocument,
+    StaleEpoch,
+    Unavailable,
+    Unprocessable,
+)
 from sdcpd.protocol.uris import base_uri_equal, join, session_path_id
 from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
+from sdcpd.roles.counts import RoundCounts
 from sdcpd.roles.drafter_session import DraftContext, DraftingSession
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
@@ -65,6 +72,7 @@ class Drafter:
         self.config = config
         self.instance = name
         self.counts: Counter[str] = Counter()
+        self.rounds = RoundCounts()
         self._engine, self._client, self._objects = engine, client, objects
         self._tasks = Tasks()
         self._sessions: dict[bytes, DraftingSession] = {}
@@ -79,6 +87,7 @@ class Drafter:
             status=self._short_status,
             stopped=self._stopped,
             observe=self._observe,
+            refused=self._refused,
         )
         routes = [
             Route("POST", "assignments", self._assign, ("router",), True, ASSIGNMENT_BYTES_MAX)
@@ -221,10 +230,11 @@ class Drafter:
             self.counts["dropped"] += 1
             self._dropped.append(session.machine.session)
 
+    def _refused(self, problem: ProblemDocument) -> None:
+        self.rounds.reject(problem.suffix, problem.status)
+
     def _observe(self, verdict: Verdict, proposed: int) -> None:
         ratio = min(1.0, verdict.accepted / proposed)
         old = self._accept
         self._accept = ratio if old is None else old + ACCEPT_MEMORY * (ratio - old)
-        self.counts["rounds"] += 1
-        self.counts["drafted"] += proposed
-        self.counts["accepted"] += verdict.accepted
+        self.rounds.count(verdict, proposed)

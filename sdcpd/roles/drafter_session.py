@@ -55,6 +55,7 @@ class DraftContext:
     status: Callable[[], Status]
     stopped: Callable[[DraftingSession, bool], None]
     observe: Callable[[Verdict, int], None]
+    refused: Callable[[ProblemDocument], None]
 
 
 class DraftingSession:
@@ -193,6 +194,8 @@ class DraftingSession:
             )
             verdict = read_answer(Verdict, response)
         except (Declined, TransportError, BadAnswer) as e:
+            if isinstance(e, Declined):
+                self._context.refused(e.problem)
             self._step(self._failure(e))
             return
         self._context.observe(verdict, len(action.tokens))

@@ -126,7 +126,12 @@ class RoutedSession:
             self._timer.cancel()
 
     def _perform(self, actions: list[RouterAction]) -> None:
-        self._todo.extend(actions)
+        for action in actions:  # choices count at once, or a burst would make the same one
+            if isinstance(action, Named):
+                self._account(action)
+            elif isinstance(action, Open):
+                self._count_verifier(action.verifier)
+        self._todo.extend(action for action in actions if not isinstance(action, Named))
         if not self._saving:
             self._go_on()
         self._arm()
@@ -175,7 +180,6 @@ class RoutedSession:
     def _perform_one(self, action: RouterAction) -> None:
         match action:
             case Open():
-                self._count_verifier(action.verifier)
                 uri = join(action.verifier, "sessions")
                 self._send(action.call, "POST", uri, action.message, OPEN_TIMEOUT_S)
             case PostPolicy():
@@ -195,8 +199,6 @@ class RoutedSession:
                 self._spawn(self._write_tokens(action))
             case Moved():
                 self._moved(action)
-            case Named():
-                self._account(action)
             case Closed():
                 self._ended(action)
 

@@ -37,8 +37,8 @@ from sdcpd.protocol.problems import (
     Forbidden,
     Malformed,
     NotFound,
+    Problem,
     SessionClosed,
-    StaleBase,
     StaleEpoch,
     TooManyRequests,
 )
@@ -47,6 +47,7 @@ from sdcpd.protocol.verifier import VerifierSession
 from sdcpd.protocol.verifier_io import NameDrafter, Propose, RoundDone, SetPolicy
 from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
+from sdcpd.roles.counts import RoundCounts
 from sdcpd.roles.events import EventSender
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
@@ -95,6 +96,7 @@ class Verifier:
         self.config = config
         self.instance = name
         self.counts: Counter[str] = Counter()
+        self.rounds = RoundCounts()
         self._engine, self._client, self._objects = engine, client, objects
         self._status_ttl_s = status_ttl_s
         self._opener = Opener(
@@ -265,8 +267,8 @@ class Verifier:
             raise TooManyRequests("too many rounds a second", retry_after_s=1)
         try:
             verdict = await served.propose(lambda n: Propose(n, proposal, identity.is_instance))
-        except StaleBase:
-            self.counts["stale_base"] += 1
+        except Problem as problem:
+            self.rounds.reject(problem.suffix, problem.status)
             raise
         return message_response(verdict)
 
@@ -319,14 +321,10 @@ class Verifier:
                 del self._tombstones[session]
 
     def _observe(self, done: RoundDone) -> None:
-        verdict = done.verdict
-        if verdict is None:
-            self.counts["self_decoded"] += 1
-            return
-        self.counts["rounds"] += 1
-        self.counts["drafted"] += done.proposed
-        self.counts["accepted"] += verdict.accepted
-        self.counts[f"action_{verdict.action.name.lower()}"] += 1
+        if done.verdict is None:
+            self.rounds.self_decoded += 1
+        else:
+            self.rounds.count(done.verdict, done.proposed, skipped=done.skipped)
 
 
 def _same_content(a: SessionOpen, b: SessionOpen) -> bool:

@@ -61,7 +61,7 @@ async def test_a_drafter_equal_to_the_target_wins_every_race(seed: int) -> None:
     """R-Z-5: every proposed token is accepted, at every output index."""
     async with cluster() as c:
         assert len(await c.text(temperature_milli=1000, seed=seed)) == 40
-        counts = c.verifiers["https://v0.test/"].counts
+        counts = c.verifiers["https://v0.test/"].rounds.as_json()
         assert counts["accepted"] == counts["drafted"] > 20
         assert counts["rounds"] > 3
 
@@ -70,5 +70,5 @@ async def test_a_drafter_with_another_model_loses_some() -> None:
     """R-Z-5: and costs nothing but acceptance."""
     async with cluster(noise=0.5) as c:
         text = await c.text(temperature_milli=1000, seed=3)
-        counts = c.verifiers["https://v0.test/"].counts
+        counts = c.verifiers["https://v0.test/"].rounds.as_json()
         assert 0 < counts["accepted"] < counts["drafted"] and len(text) == 40

@@ -113,7 +113,7 @@ async def test_killed_between_the_answer_to_an_event_and_the_naming(made: Cluste
 
     async def deaf(request: Request) -> Response:
         """Naming hangs from the first event on, as at a router that dies before it sends."""
-        if request.path.endswith("/drafter") and verifier.counts["action_switch"]:
+        if request.path.endswith("/drafter") and verifier.rounds.rounds[Action.SWITCH]:
             naming.set()
             await asyncio.Event().wait()
         return await verifier.listener.handle(request)

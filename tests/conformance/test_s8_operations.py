@@ -154,4 +154,4 @@ async def test_the_named_drafter_in_time_is_not_overtaken(make_wire: MakeWire) -
     while len(wire.commits()) < 8:
         verdict_of(await wire.propose(wire.good(2)))
         await asyncio.sleep(0)
-    assert wire.verifier.counts["self_decoded"] == 0
+    assert wire.verifier.rounds.self_decoded == 0

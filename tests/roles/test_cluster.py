@@ -26,14 +26,14 @@ async def test_no_drafter_at_all() -> None:
     """R-8-4, D-R5: the verifier decodes by itself."""
     async with cluster(drafters=0) as c:
         assert await c.text() == c.model.text(PROMPT, 40)
-        assert c.verifiers["https://v0.test/"].counts["self_decoded"] == 40
+        assert c.verifiers["https://v0.test/"].rounds.self_decoded == 40
 
 
 async def test_perfect_drafter_has_every_token_accepted() -> None:
     """R-6.4-3: a round of M accepted tokens commits M + 1."""
     async with cluster() as c:
         await c.text()
-        counts = c.verifiers["https://v0.test/"].counts
+        counts = c.verifiers["https://v0.test/"].rounds.as_json()
         assert counts["accepted"] == counts["drafted"] > 0
         assert counts["self_decoded"] == 0
 
@@ -60,7 +60,7 @@ async def test_rule_2_commits_through_published_rows() -> None:
     """R-3-3, R-6.2-3: rows are objects, and a perfect drafter is mostly accepted."""
     async with cluster(sampling_rule="rejection", trust_drafters=True) as c:
         assert len(await c.text(temperature_milli=1000)) == 40
-        counts = c.verifiers["https://v0.test/"].counts
+        counts = c.verifiers["https://v0.test/"].rounds.as_json()
         assert counts["accepted"] == counts["drafted"] > 0
 
 

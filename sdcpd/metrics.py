@@ -1,0 +1,81 @@
+"""A role's counters as Prometheus text (section 8, D-X3); served at the admin socket alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+from sdcpd.protocol.problems import PROBLEMS_BY_SUFFIX
+from sdcpd.roles.counts import ESCALATIONS, RoundCounts
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+def exposition(role: str, counts: RoundCounts) -> bytes:
+    """The counters of one role, in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(role, counts))
+    return generate_latest(registry)
+
+
+class _Collector:
+    """Reads the counters when it is asked."""
+
+    def __init__(self, role: str, counts: RoundCounts) -> None:
+        self._role, self._counts = role, counts
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of the role."""
+        counts = self._counts
+        rounds = self._family("sdcp_rounds", "Verdicts by action.", "action")
+        for action, count in counts.rounds.items():
+            rounds.add_metric([self._role, action.name.lower()], count)
+        yield rounds
+        yield self._total("sdcp_draft_tokens", "Tokens proposed.", counts.tokens_proposed)
+        yield self._total(
+            "sdcp_accepted_tokens",
+            "Proposed tokens accepted; divided by sdcp_rounds_total, the mean accepted length.",
+            counts.tokens_accepted,
+        )
+        yield self._histogram("sdcp_round_draft_tokens", "M of each round.", counts.proposed)
+        yield self._histogram("sdcp_round_accepted_tokens", "a of each round.", counts.accepted)
+        escalations = self._family("sdcp_escalations", "Escalations by action.", "action", "result")
+        for action in ESCALATIONS:
+            name = action.name.lower()
+            escalations.add_metric([self._role, name, "applied"], counts.rounds[action])
+        escalations.add_metric([self._role, "self_decode", "skipped"], counts.skipped)
+        yield escalations
+        yield self._total(
+            "sdcp_self_decoded_tokens", "Tokens decoded without a drafter.", counts.self_decoded
+        )
+        rejected = self._family("sdcp_proposals_rejected", "Proposals refused.", "reason")
+        for suffix in sorted({*PROBLEMS_BY_SUFFIX, *counts.rejected}):
+            rejected.add_metric([self._role, _label(suffix)], counts.rejected[suffix])
+        yield rejected
+
+    def _family(self, name: str, text: str, *labels: str) -> CounterMetricFamily:
+        return CounterMetricFamily(name, text, labels=("role", *labels))
+
+    def _total(self, name: str, text: str, value: int) -> Metric:
+        family = self._family(name, text)
+        family.add_metric([self._role], value)
+        return family
+
+    def _histogram(self, name: str, text: str, lengths: Counter[int]) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=("role",))
+        buckets = [
+            (str(float(le)), float(sum(n for length, n in lengths.items() if length <= le)))
+            for le in LENGTHS
+        ]
+        buckets.append(("+Inf", float(sum(lengths.values()))))
+        total = sum(length * n for length, n in lengths.items())
+        family.add_metric([self._role], buckets, sum_value=total)
+        return family
+
+
+def _label(suffix: str) -> str:
+    return suffix.removeprefix("sdcp-").replace("-", "_").replace(" ", "_")

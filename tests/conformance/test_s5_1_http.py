@@ -140,7 +140,12 @@ async def test_resources_live_below_the_base_uri(path: str) -> None:
         network.handlers["https://d0.test/"] = rig.drafter.listener.handle
         body = encode(rig.assignment())
         client = network.client("router", "r0")
-        for wrong in ("assignments", f"x{path}assignments", f"{path}{path}assignments"):
+        for wrong in (
+            "assignments",
+            f"x{path}assignments",
+            f"{path}{path}assignments",
+            f"z{path[1:]}assignments",
+        ):
             uri = f"https://d0.test/{wrong}"
             assert (
                 await client.request("POST", uri, headers=tuple(KINDS), body=body)

@@ -144,6 +144,13 @@ async def test_epochs_of_openings(wire: Wire) -> None:
     assert wire.served().machine.epoch == 2
 
 
+async def test_an_epoch_below_the_sessions_is_stale(wire: Wire) -> None:
+    """R-6.1-8, D-O3: also before the log knows of the higher one."""
+    state_of(await wire.open(epoch=2))
+    refused(await wire.open(epoch=1), 409, "sdcp-stale-epoch")
+    assert wire.served().machine.epoch == 2
+
+
 async def test_an_epoch_below_the_logs_is_stale(wire: Wire) -> None:
     """R-6.1-8, D-O3: also at a verifier that has never seen the session."""
     fence(wire, 3)

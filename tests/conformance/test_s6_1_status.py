@@ -83,6 +83,24 @@ async def test_path_and_body_name_the_same_instance(rig: RouterRig) -> None:
     assert await rig.report("d0", path="x y", instance="x y") == 204
 
 
+async def test_our_reporter_encodes_any_name(rig: RouterRig) -> None:
+    """R-6.1-25, D-R2: with slashes, spaces and percent signs; the router takes it."""
+    for name in ("https://d0.test/", "a b%2Fc", "plain.1"):
+        status = Status(instance=name, role=InstanceRole.DRAFTER, load=0, queue=0, ttl_ms=1000)
+        reporter = StatusReporter(
+            rig.client("d0"), [rig.base], lambda status=status: status, interval_s=1.0
+        )
+        task = asyncio.ensure_future(reporter.run())
+        await rig.until(
+            lambda: rig.router.board.status(rig.d0.base, InstanceRole.DRAFTER) is not None
+        )
+        found = rig.router.board.status(rig.d0.base, InstanceRole.DRAFTER)
+        assert found is not None and found.instance == name
+        task.cancel()
+        await reporter.withdraw()
+        rig.router.board._instances.clear()
+
+
 async def test_only_the_instance_itself_reports(rig: RouterRig) -> None:
     """R-6.1-26, R-9-4, D-R2: another's name, another's role, or no instance at all: 403."""
     assert await rig.report("d0") == 204

@@ -191,6 +191,11 @@ def test_speculation_length_vectors(case: dict[str, float]) -> None:
     assert m == case["M"]
 
 
+def test_of_equal_lengths_the_shortest() -> None:
+    """R-6.2-9, D-D6: where more tokens bring and cost nothing."""
+    assert choose_m(0.0, 0.0, 1.0, 8) == 1
+
+
 async def test_the_verifiers_derivation_is_not_the_drafters(rig: DrafterRig) -> None:
     """R-6.4-16, R-6.4-12: the seed predicts no proposed token from its published row."""
     rig.contract = replace(RULE_2, sampling=Sampling(temperature_milli=1000, seed=5))

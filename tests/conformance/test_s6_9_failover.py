@@ -189,6 +189,25 @@ async def test_a_fence_whose_answer_was_lost_is_followed_by_a_higher_one(rig: Ro
     assert message.epoch == 3 and rig.log()[-1] == FenceRecord(epoch=3)
 
 
+async def test_a_log_that_cannot_be_read_now_is_read_later(rig: RouterRig) -> None:
+    """R-6.9-4, D-H14: before the fence and after it; nothing is opened on a guess."""
+    refusals = {"GET": 0, "PUT": 0}
+
+    async def unavailable(request: Request) -> Response | None:
+        if "/logs/" not in request.path or refusals[request.method] >= 2:
+            return None
+        refusals[request.method] += 1
+        return Response(503)
+
+    await rig.running()
+    await rig.report("v1")
+    rig.commit((4, 5))
+    rig.mlc.before = unavailable
+    await rig.report("v0", ttl_ms=0)
+    resume = resume_of(await rig.v1.next("POST", "sessions"))
+    assert resume.committed == 2 and refusals == {"GET": 2, "PUT": 2}
+
+
 async def test_a_policy_is_posted_again_before_the_drafter_is_named(rig: RouterRig) -> None:
     """R-6.6-8, D-Y8: from the round after the resumed one; again if self-decoding went on."""
 

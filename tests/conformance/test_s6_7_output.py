@@ -168,6 +168,9 @@ async def test_indices_are_stable(make_wire: MakeWire) -> None:
         seen = output.tokens
     for n in range(len(seen) + 1):
         assert output_of(await wire.output(n)).tokens == seen[n:]
+    verdicts = list(wire.served().machine.verdicts.values())
+    counted = (len(verdicts), 3 * len(verdicts), sum(v.accepted for v in verdicts), 0)
+    assert (output.rounds, output.drafted, output.accepted, output.self_decoded) == counted
 
 
 async def test_long_output_comes_in_parts(make_wire: MakeWire) -> None:

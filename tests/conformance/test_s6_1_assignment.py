@@ -207,7 +207,8 @@ async def test_no_drafter_then_the_first_that_comes(rig: RouterRig) -> None:
 
 
 @pytest.mark.parametrize(
-    "refusal", [Unprocessable(""), BadContract(""), Forbidden(""), Response(404), DROP]
+    "refusal",
+    [Unprocessable(""), BadContract(""), Forbidden(""), Response(404), Response(302), DROP],
 )
 async def test_a_drafter_that_does_not_take_it_is_replaced(rig: RouterRig, refusal: Any) -> None:
     """R-6.1-12, D-N10: another drafter, starting again with PUT."""

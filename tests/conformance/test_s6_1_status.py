@@ -13,7 +13,7 @@ import pytest
 
 from sdcpd.protocol.codec import encode
 from sdcpd.protocol.instances import Board
-from sdcpd.protocol.messages import InstanceRole, Status
+from sdcpd.protocol.messages import InstanceRole, Proposal, Status
 from sdcpd.roles.generation import GenerationError
 from sdcpd.roles.status import StatusReporter, instance_name
 from tests.kit.cluster import ROUTER, peer
@@ -214,6 +214,13 @@ def test_only_permitted_models_are_chosen() -> None:
     assert board.choose_drafter(only_b, now=0.0) == "https://b/"
     assert board.choose_drafter(only_b, now=0.0, exclude={"https://b/"}) is None
     assert board.choose_drafter(contract(), now=0.0) == "https://a/"
+
+
+async def test_a_drafter_serves_contracts_that_list_its_model() -> None:
+    """R-4.1-26, R-4.1-27: beside others."""
+    async with drafter_rig() as rig:
+        rig.contract = contract(drafters=(bytes(32), rig.engine.model))
+        assert (await rig.begin()).as_(Proposal).round == 1
 
 
 @pytest.mark.parametrize("role", ["drafter", "verifier"])

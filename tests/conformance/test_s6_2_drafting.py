@@ -14,8 +14,8 @@ from sdcpd.protocol.messages import Action, Proposal
 from sdcpd.protocol.problems import Unavailable
 from sdcpd.transport.http import Response
 from tests.kit.drafter_rig import PROMPT, DrafterRig, drafter_rig
-from tests.kit.scripted import Answer, Seen
-from tests.kit.verifier_machine import contract
+from tests.kit.scripted import Answer, Seen, quiet
+from tests.kit.verifier_machine import SESSION, contract
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ async def test_the_other_actions_end_the_session(rig: DrafterRig, action: Action
     rig.answers(rig.keeps(1, 5, action=action))
     await rig.begin()
     await stopped(rig)
-    assert rig.drafter.status().dropped is None
+    assert rig.drafter.status().dropped is None and rig.engine.forgotten == [SESSION]
     assert len(rig.verifier.seen) == 1
 
 
@@ -198,12 +198,6 @@ async def test_assignments_are_checked(rig: DrafterRig) -> None:
     assert rig.verifier.unread("POST", "proposals") == 0 and not rig.drafter.sessions
 
 
-async def test_a_permitted_model_is_served(rig: DrafterRig) -> None:
-    """R-4.1-26, R-4.1-27: the model listed, or none listed."""
-    rig.contract = contract(drafters=(bytes(32), rig.engine.model))
-    assert (await rig.begin()).as_(Proposal).round == 1
-
-
 async def test_another_tokenizer_is_refused(rig: DrafterRig) -> None:
     """R-6.2-12, D-C5: by a drafter that knows its own."""
     rig.engine.tokenizer = b"\x01" * 32
@@ -217,12 +211,22 @@ async def test_another_tokenizer_is_refused(rig: DrafterRig) -> None:
 async def test_epochs_of_assignments(rig: DrafterRig) -> None:
     """R-6.2-12, D-N9: a lower epoch is refused; a higher one replaces what was being done."""
     rig.verifier.epoch = 2
+    late = asyncio.Event()
+
+    async def answers_late(seen: Seen) -> Answer:
+        await late.wait()
+        return rig.verifier.accepts(seen.as_(Proposal), 1, 2)
+
+    rig.answers(answers_late)
     await rig.begin()
     problem = await rig.assign(epoch=1)
     assert problem is not None and (problem.status, problem.suffix) == (409, "sdcp-stale-epoch")
     assert await rig.assign(epoch=3) is None
     proposal = await rig.proposal()
     assert (proposal.epoch, proposal.round) == (3, 1)
+    late.set()
+    await quiet()
+    assert rig.verifier.unread("POST", "proposals") == 0  # the old epoch's session is no more
 
 
 async def test_a_delayed_duplicate_does_not_rewind(rig: DrafterRig) -> None:

@@ -122,6 +122,18 @@ async def test_a_bad_proposal_is_drafted_anew_once(rig: DrafterRig) -> None:
     assert await rig.dropped()
 
 
+async def test_a_session_taken_up_again_is_not_reported_as_dropped(rig: DrafterRig) -> None:
+    """D-D1, D-Z5: the router has named the drafter again since."""
+    rig.answers(problem(404))
+    await rig.begin()
+    async with asyncio.timeout(10):
+        while rig.drafter.sessions:
+            await asyncio.sleep(0)
+    assert await rig.assign() is None
+    assert (await rig.proposal()).round == 1
+    assert rig.drafter.status().dropped is None
+
+
 @pytest.mark.parametrize("action", [6, 77, 191, 255])
 async def test_an_unknown_action_is_fail(rig: DrafterRig, action: int) -> None:
     """R-5.2-3, D-E4: the tokens were committed, and nothing is proposed any more."""

@@ -73,6 +73,15 @@ async def test_objects_lie_in_the_sessions_scope(rig: DrafterRig) -> None:
     assert first.q_rows is not None and "/objects/BwcHBwcHBwcHBwcHBwcHBw/" in first.q_rows
 
 
+async def test_the_profile_of_the_assignment_comes_before_the_contracts(rig: DrafterRig) -> None:
+    """R-6.6-6, D-Y10: temperature 0 makes rows that are certain."""
+    rig.holds()
+    assert await rig.assign(sampling=Sampling(temperature_milli=0)) is None
+    proposal = await rig.proposal()
+    for row, token in zip(rows_of(rig, proposal), proposal.tokens, strict=True):
+        assert row[token] == 1.0
+
+
 async def test_rows_have_the_targets_length(rig: DrafterRig) -> None:
     """R-5.2-15, D-E6: V of the assignment, and no token beyond it."""
     rig.holds()

@@ -30,6 +30,14 @@ class TimedDrafter(FakeDrafter):
 
     token_s = 0.0
 
+    def __init__(self, model: FakeModel) -> None:
+        super().__init__(model)
+        self.forgotten: list[bytes] = []
+
+    def forget(self, session: bytes) -> None:
+        """See DraftEngine."""
+        self.forgotten.append(session)
+
     async def draft(self, work: DraftWork) -> Draft:
         """See DraftEngine."""
         draft = await super().draft(work)

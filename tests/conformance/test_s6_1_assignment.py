@@ -12,7 +12,7 @@ import pytest
 from sdcpd.protocol.contract import contract_digest
 from sdcpd.protocol.digest import prefix_digest0
 from sdcpd.protocol.instances import Permitted
-from sdcpd.protocol.messages import Rule, Sampling, SessionState
+from sdcpd.protocol.messages import Action, Rule, Sampling, SessionState
 from sdcpd.protocol.problems import (
     BadContract,
     Forbidden,
@@ -21,6 +21,7 @@ from sdcpd.protocol.problems import (
     Unavailable,
     Unprocessable,
 )
+from sdcpd.protocol.router import RouterSettings
 from sdcpd.roles.generation import GenerationError
 from sdcpd.transport.http import Response
 from tests.kit.router_rig import (
@@ -31,6 +32,7 @@ from tests.kit.router_rig import (
     assigned,
     opened,
     router_rig,
+    texts,
 )
 from tests.kit.scripted import DROP, Answer, Seen, quiet
 
@@ -249,14 +251,33 @@ async def test_a_busy_drafter_is_asked_again(rig: RouterRig) -> None:
 
 
 async def test_put_answered_410_releases_the_session(rig: RouterRig) -> None:
-    """D-N10, D-H12: it is over; nothing is assigned."""
-    rig.v0.script("PUT", ".*/drafter", SessionClosed(""))
+    """D-N10, D-H12: it is over, and no failure: nothing is assigned, and its text is read."""
+
+    def ended(_: Seen) -> SessionClosed:
+        rig.commit((4, 5), finish=Action.FINISH)
+        return SessionClosed("")
+
+    rig.v0.script("PUT", ".*/drafter", ended)
     await rig.report("v0")
     await rig.report("d0")
-    await rig.generate()
+    reader = await rig.generate()
     await rig.until(lambda: not rig.router.sessions)
     await quiet()
-    assert rig.d0.seen == []
+    assert rig.d0.seen == [] and await texts(reader) == [4, 5]
+
+
+async def test_drafters_that_refuse_are_not_asked_in_turn_for_ever() -> None:
+    """D-N10: each once; with none left the router waits."""
+    async with router_rig(machine=RouterSettings(switch_grace_s=None)) as rig:
+        for drafter in rig.drafters:
+            drafter.always("POST", "assignments", Unprocessable(""))
+        await rig.report("v0")
+        await rig.report("d0", load=0)
+        await rig.report("d1", load=50)
+        await rig.generate()
+        await rig.d1.next("POST", "assignments")
+        await quiet()
+        assert (len(rig.d0.seen), len(rig.d1.seen)) == (1, 1)
 
 
 async def test_max_new_and_stop_are_the_requests(rig: RouterRig) -> None:

@@ -32,6 +32,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DrafterRig]:
         (problem(409, "sdcp-stale-epoch"), True),
         (problem(410, "sdcp-session-closed"), False),
         (problem(422, "sdcp-bad-contract"), True),
+        (problem(409, "sdcp-q-unavailable"), True),  # under rule 1 there are none to write again
         (problem(404), True),
         (problem(409), True),
         (Response(409, (("content-type", "text/html"),), b"<p>conflict"), True),

@@ -38,7 +38,8 @@ from tests.kit.scripted import DROP, Answer, Seen, quiet
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[RouterRig]:
+async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterRig]:
+    monkeypatch.setattr("sdcpd.protocol.router.RETRY_S", 0.002)
     async with router_rig() as made:
         yield made
 

@@ -8,7 +8,7 @@ from sdcpd.config import Config
 from sdcpd.engine.api import ModelError
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.parts import Instance, Parts, StartError
-from sdcpd.transport.tls import IdentityError
+from sdcpd.transport.identity_files import IdentityError
 
 MODEL_FILES = ("config.json", "tokenizer.json")
 

@@ -16,7 +16,7 @@ from sdcpd.parts import Instance, Parts, StartError, reason
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.status import instance_name
 from sdcpd.transport.http1 import Http1Server
-from sdcpd.transport.tls import IdentityError
+from sdcpd.transport.identity_files import IdentityError
 from tiers.api import Tier, TierError
 
 if TYPE_CHECKING:

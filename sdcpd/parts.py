@@ -25,7 +25,8 @@ from sdcpd.transport.http import Handler, Peer, PeerRefused, Request
 from sdcpd.transport.http1 import Http1Server
 from sdcpd.transport.loopback import LoopbackClient
 from sdcpd.transport.server import Server
-from sdcpd.transport.tls import IdentityError, TlsIdentity
+from sdcpd.transport.identity_files import IdentityError
+from sdcpd.transport.tls import TlsIdentity
 from tiers.api import Tier
 from tiers.build import build_objects, open_logs
 from tiers.lmdb_records import LmdbRecords

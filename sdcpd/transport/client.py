@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Literal
 from urllib.parse import urlsplit
 
 from sdcpd.transport.client_connection import CheckPeer, ClientConnection, Origin, mark_retrieved
@@ -13,6 +16,7 @@ from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import (
     ConnectFailed,
     Headers,
+    PeerRefused,
     RequestTimeout,
     Response,
     find_header,
@@ -23,6 +27,10 @@ from sdcpd.transport.tls import TlsIdentity
 
 # A server that is draining gives requests back; a fresh connection then takes them.
 ATTEMPTS_MAX = 3
+
+
+Transport = Literal["auto", "h2", "h3"]
+OpenSocket = Callable[[Origin, ClientConnection], Awaitable[None]]
 
 
 class HttpClient:
@@ -38,8 +46,11 @@ class HttpClient:
         limits: H2Limits | None = None,
         pace: PaceLimits | None = None,
         logger: logging.Logger | None = None,
+        transport: Transport = "auto",
     ) -> None:
         """Keep what is needed.
+
+        `transport`: HTTP/2, HTTP/3, or HTTP/2 and the other where that can't be connected to.
 
         `check_peer` gets the server's Peer and "host:port" once a connection, before anything is
         sent, and raises PeerRefused for a server that must not be trusted (D-I2).
@@ -55,6 +66,7 @@ class HttpClient:
         self._connecting: dict[Origin, asyncio.Task[ClientConnection]] = {}
         self._connections: set[ClientConnection] = set()
         self._closed = False
+        self._transport = transport
 
     async def request(
         self,
@@ -124,6 +136,23 @@ class HttpClient:
         return await asyncio.shield(task)
 
     async def _connect(self, origin: Origin) -> ClientConnection:
+        if self._transport == "h3":
+            return await self._connect_by(origin, self._open_datagram_socket)
+        try:
+            return await self._connect_by(origin, self._open_socket)
+        except PeerRefused:
+            raise  # it was reached, and the same certificate would be refused again
+        except ConnectFailed as failed:
+            if self._transport == "h2":
+                raise
+            try:
+                return await self._connect_by(origin, self._open_datagram_socket)
+            except PeerRefused:
+                raise
+            except ConnectFailed:
+                raise failed from None
+
+    async def _connect_by(self, origin: Origin, open_socket: OpenSocket) -> ClientConnection:
         connection = ClientConnection(
             origin,
             identity=self._identity,
@@ -136,7 +165,7 @@ class HttpClient:
         connection.gone.add_done_callback(lambda _: self._connections.discard(connection))
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                await self._open_socket(origin, connection)
+                await open_socket(origin, connection)
                 await connection.ready
         except TimeoutError as error:
             connection.abandon()
@@ -150,23 +179,31 @@ class HttpClient:
         return connection
 
     async def _open_socket(self, origin: Origin, connection: ClientConnection) -> None:
+        make = partial(connection.make_link, self._scratch, self._connect_timeout_s)
         loop = asyncio.get_running_loop()
-        try:
-            await loop.create_connection(
-                lambda: connection.make_link(self._scratch, self._connect_timeout_s),
-                origin.host,
-                origin.port,
-            )
-        except ConnectionRefusedError as error:
-            raise ConnectFailed(
-                f"nothing listens at {origin.text}; check that the instance runs and its base URI"
-            ) from error
-        except socket.gaierror as error:
-            raise ConnectFailed(
-                f'host name "{origin.host}" cannot be resolved; check the base URI and DNS'
-            ) from error
-        except OSError as error:
-            raise ConnectFailed(f"no connection to {origin.text}: {error}") from error
+        await _opened(loop.create_connection(make, origin.host, origin.port), origin)
+
+    async def _open_datagram_socket(self, origin: Origin, connection: ClientConnection) -> None:
+        make = partial(connection.make_quic_link, self._connect_timeout_s)
+        loop = asyncio.get_running_loop()
+        address = (origin.host, origin.port)
+        await _opened(loop.create_datagram_endpoint(make, remote_addr=address), origin)
+
+
+async def _opened(opening: Awaitable[object], origin: Origin) -> None:
+    """Wait for a socket; raises ConnectFailed with what a person can act on."""
+    try:
+        await opening
+    except ConnectionRefusedError as error:
+        raise ConnectFailed(
+            f"nothing listens at {origin.text}; check that the instance runs and its base URI"
+        ) from error
+    except socket.gaierror as error:
+        raise ConnectFailed(
+            f'host name "{origin.host}" cannot be resolved; check the base URI and DNS'
+        ) from error
+    except OSError as error:
+        raise ConnectFailed(f"no connection to {origin.text}: {error}") from error
 
 
 def _is_usable(task: asyncio.Task[ClientConnection]) -> bool:

@@ -6,23 +6,28 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from sdcpd.transport.exchange import ClientExchange, NotProcessed, Outcome
-from sdcpd.transport.h2_codec import H2Codec, H2Limits
+from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import (
+    ConnectFailed,
     ConnectionLost,
     Headers,
     Peer,
-    PeerRefused,
     Response,
     StreamEvent,
     TransportError,
 )
+from sdcpd.transport.link import Link
 from sdcpd.transport.pump import HttpPump
+from sdcpd.transport.quic_link import QuicLink
+from sdcpd.transport.quic_tls import MutualQuic, configuration
 from sdcpd.transport.refusals import client_refusal
 from sdcpd.transport.send_queue import PaceLimits
 from sdcpd.transport.tcp import Scratch, TlsLink
-from sdcpd.transport.tls import TlsIdentity, peer_of
+from sdcpd.transport.tls import TlsIdentity
+from sdcpd.transport.verification import check_server
 
 CheckPeer = Callable[[Peer, str], None]
 
@@ -93,7 +98,7 @@ class ClientConnection(HttpPump):
 
     def make_link(self, scratch: Scratch, handshake_timeout_s: float) -> TlsLink:
         """The protocol of a socket that was just connected."""
-        self._link = TlsLink(
+        link = TlsLink(
             self,
             context=self._identity.client_context(),
             quiet_context=self._identity.quiet_context(),
@@ -101,7 +106,21 @@ class ClientConnection(HttpPump):
             server_hostname=self._origin.host,
             handshake_timeout_s=handshake_timeout_s,
         )
-        return self._link
+        self._link = link
+        return link
+
+    def make_quic_link(self, handshake_timeout_s: float) -> QuicLink:
+        """The same for a datagram socket."""
+        host = self._origin.host
+        made = configuration(self._identity, server_name=host)
+        link = QuicLink(
+            self,
+            MutualQuic(configuration=made),
+            check=partial(check_server, identity=self._identity, host=host),
+            handshake_timeout_s=handshake_timeout_s,
+        )
+        self._link = link
+        return link
 
     def retire(self) -> None:
         """Take no more requests, and close once those in flight are answered."""
@@ -118,9 +137,9 @@ class ClientConnection(HttpPump):
             self.gone.set_result(None)
         self.abort()
 
-    def link_open(self, link: TlsLink) -> None:
+    def link_open(self, link: Link) -> None:
         """TLS verified the server: check who it is, then start HTTP."""
-        peer = peer_of(link.ssl_object, address=link.address)
+        peer = link.peer()
         if self._check_peer is not None:
             try:
                 self._check_peer(peer, self._origin.text)
@@ -128,7 +147,7 @@ class ClientConnection(HttpPump):
                 self._refusal = error
                 link.close(error)
                 return
-        codec = H2Codec(client=True, now=self._loop.time(), limits=self._limits)
+        codec = link.codec(client=True, now=self._loop.time(), limits=self._limits)
         self._exchange = ClientExchange(
             codec,
             server=self._origin.text,
@@ -153,7 +172,7 @@ class ClientConnection(HttpPump):
         self._calls.clear()
         self._wake_waiting(everyone=True)
 
-    def link_gone(self, link: TlsLink) -> None:
+    def link_gone(self, link: Link) -> None:
         """The socket is closed."""
         if not self.gone.done():
             self.gone.set_result(None)
@@ -161,7 +180,10 @@ class ClientConnection(HttpPump):
     def on_events(self, events: list[StreamEvent], *, now: float) -> None:
         """Pass responses to those who wait for them."""
         assert self._exchange is not None  # Octets come after link_open.
-        self._settle(self._exchange.handle(events))
+        outcomes = self._exchange.handle(events)
+        self._settle(outcomes)
+        if self._waiting and not outcomes and self._exchange.can_start:
+            self._wake_waiting(everyone=True)  # the server allows more than it did
         if self._exchange.ready and not self.ready.done():
             self.ready.set_result(None)
 
@@ -215,7 +237,7 @@ class ClientConnection(HttpPump):
                 if not everyone:
                     return
 
-    def _why_not_ready(self, error: Exception | None) -> PeerRefused:
+    def _why_not_ready(self, error: Exception | None) -> ConnectFailed:
         return client_refusal(
             error,
             server=self._origin.text,

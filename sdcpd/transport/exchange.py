@@ -256,6 +256,11 @@ class ClientExchange:
         """Whether the server said goodbye and nothing of ours is left there."""
         return self.going and not self._calls
 
+    @property
+    def can_start(self) -> bool:
+        """Whether the server allows another request now."""
+        return not self.going and self._codec.open_stream() is not None
+
     def start(self, headers: Headers, body: bytes, *, now: float) -> int | None:
         """Open a stream for a request, or return None while the server allows no more.
 

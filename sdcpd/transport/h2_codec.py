@@ -133,6 +133,11 @@ class H2Codec:
         )
         return max(0, window)
 
+    @property
+    def unsent(self) -> bool:
+        """Never: what `outgoing` has given is the link's to send before it closes."""
+        return False
+
     def consumed(self, stream_id: int, size: int) -> None:
         """Give octets back to the connection window, and to the stream's if it still lives."""
         if size:

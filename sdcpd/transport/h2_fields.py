@@ -1,6 +1,8 @@
-"""Header fields between h2's events and ours, both ways."""
+"""Header fields between the libraries' events and ours, both ways; the same in both versions."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import h2.events
 
@@ -15,7 +17,7 @@ def encoded_field(name: str, value: str) -> tuple[bytes, bytes]:
     """One field for the wire; raises ValueError where it would break the peer's connection."""
     key = name.lower()
     if key in _FORBIDDEN_FIELDS or not key.isascii() or any(sign in key for sign in " \r\n\0"):
-        raise ValueError(f'header field "{name}" is not allowed in HTTP/2')
+        raise ValueError(f'header field "{name}" is not allowed')
     if any(sign in value for sign in "\r\n\0"):
         raise ValueError(f'the value of header field "{name}" holds a line break or NUL')
     try:
@@ -24,12 +26,11 @@ def encoded_field(name: str, value: str) -> tuple[bytes, bytes]:
         raise ValueError(f'the value of header field "{name}" is not Latin-1') from error
 
 
-def _split(
-    event: h2.events.RequestReceived | h2.events.ResponseReceived,
-) -> tuple[dict[str, str], Headers]:
+def fields_of(raw: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, str], Headers]:
+    """Pseudo-header fields by name, and the others in order."""
     pseudo: dict[str, str] = {}
     plain: list[tuple[str, str]] = []
-    for raw_name, raw_value in event.headers or ():
+    for raw_name, raw_value in raw:
         name, value = bytes(raw_name).decode("latin-1"), bytes(raw_value).decode("latin-1")
         if name.startswith(":"):
             pseudo[name] = value
@@ -38,14 +39,13 @@ def _split(
     return pseudo, tuple(plain)
 
 
-def request_headers(event: h2.events.RequestReceived) -> RequestHeaders:
+def request_of(stream_id: int, pseudo: dict[str, str], headers: Headers) -> RequestHeaders:
     """Our event for a request's header section."""
-    pseudo, headers = _split(event)
     authority = pseudo.get(":authority") or next(
         (value for name, value in headers if name == "host"), ""
     )
     return RequestHeaders(
-        event.stream_id or 0,
+        stream_id,
         method=pseudo.get(":method", ""),
         target=pseudo.get(":path", ""),
         authority=authority,
@@ -53,14 +53,21 @@ def request_headers(event: h2.events.RequestReceived) -> RequestHeaders:
     )
 
 
-def response_headers(event: h2.events.ResponseReceived) -> ResponseHeaders:
+def response_of(stream_id: int, pseudo: dict[str, str], headers: Headers) -> ResponseHeaders:
     """Our event for a response's header section."""
-    pseudo, headers = _split(event)
     status = pseudo.get(":status", "")
     # A status that is no number is the peer's fault; 502 tells the caller so.
-    return ResponseHeaders(
-        event.stream_id or 0, int(status) if status.isdecimal() else 502, headers
-    )
+    return ResponseHeaders(stream_id, int(status) if status.isdecimal() else 502, headers)
+
+
+def request_headers(event: h2.events.RequestReceived) -> RequestHeaders:
+    """Our event for h2's."""
+    return request_of(event.stream_id or 0, *fields_of(event.headers or ()))
+
+
+def response_headers(event: h2.events.ResponseReceived) -> ResponseHeaders:
+    """Our event for h2's."""
+    return response_of(event.stream_id or 0, *fields_of(event.headers or ()))
 
 
 def go_away_of(event: h2.events.ConnectionTerminated) -> GoAway:

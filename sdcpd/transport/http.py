@@ -239,6 +239,11 @@ class HttpConnection(Protocol):
         """Queue at most `writable` octets; raises StreamGone."""
         ...
 
+    @property
+    def unsent(self) -> bool:
+        """Whether something that was given to it would be lost if the connection were closed."""
+        ...
+
     def writable(self, stream_id: int) -> int:
         """How many octets of body the peer allows on this stream now, at most one frame."""
         ...

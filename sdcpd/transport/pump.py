@@ -1,12 +1,12 @@
-"""Moves octets between a TLS link and an HTTP codec, for both sides."""
+"""Moves octets between a link and an HTTP codec, for both sides and both transports."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
 
-from sdcpd.transport.http import HttpConnection, HttpProtocolError, StreamEvent
-from sdcpd.transport.tcp import TlsLink
+from sdcpd.transport.http import Address, HttpConnection, HttpProtocolError, StreamEvent
+from sdcpd.transport.link import Link
 
 # How late a deadline that nobody foresaw may be noticed.
 TICK_S = 1.0
@@ -20,7 +20,7 @@ class HttpPump(ABC):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._link: TlsLink | None = None
+        self._link: Link | None = None
         self._codec: HttpConnection | None = None
         self._flush_due = False
         self._tick: asyncio.TimerHandle | None = None
@@ -30,18 +30,18 @@ class HttpPump(ABC):
         """Whether streams can be written."""
         return self._link is not None and self._link.is_open and self._codec is not None
 
-    def attach(self, link: TlsLink, codec: HttpConnection) -> None:
+    def attach(self, link: Link, codec: HttpConnection) -> None:
         """Begin to pump."""
         self._link, self._codec = link, codec
         self._arm_tick(codec)
         self.flush()
 
-    def link_data(self, data: memoryview) -> None:
-        """Decrypted octets arrived."""
+    def link_data(self, data: memoryview, address: Address | None = None) -> None:
+        """Octets arrived, or for QUIC perhaps only time has passed."""
         assert self._codec is not None  # `link_open` came first.
         now = self._loop.time()
         try:
-            events = self._codec.receive(data, now=now)
+            events = self._codec.receive(data, address=address, now=now)
         except HttpProtocolError as error:
             self.give_up(error)
             return
@@ -66,10 +66,11 @@ class HttpPump(ABC):
         assert self._link is not None and self._codec is not None  # As `is_open` says.
         more = not self._link.paused and self.pump_bodies()
         for outgoing in self._codec.outgoing(self._loop.time()):
-            self._link.write(outgoing.data)
+            self._link.send(outgoing)
+        self._link.flushed()
         if more and not self._link.paused:
             self.flush_soon()
-        elif not more and self.is_drained():
+        elif not more and self.is_drained() and not self._codec.unsent:
             self.close()
 
     def give_up(self, error: HttpProtocolError) -> None:
@@ -77,7 +78,7 @@ class HttpPump(ABC):
         if self._link is None or self._codec is None:
             return
         for outgoing in self._codec.outgoing(self._loop.time()):
-            self._link.write(outgoing.data)
+            self._link.send(outgoing)
         self._link.close(error)
 
     def close(self) -> None:

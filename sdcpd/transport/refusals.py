@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from cryptography import x509
 
-from sdcpd.transport.http import HttpProtocolError, PeerRefused
-from sdcpd.transport.tls import TlsIdentity, alternative_names, common_name
+from sdcpd.transport.http import ConnectFailed, HttpProtocolError, PeerRefused
+from sdcpd.transport.identity_files import alternative_names, common_name
+from sdcpd.transport.tls import TlsIdentity
 
 # OpenSSL's verification codes (x509_vfy.h) and the word for each.
 _VERIFY_WORDS = {
@@ -41,6 +42,19 @@ _ALERTS = {
     "TLSV1_ALERT_ACCESS_DENIED": "denied us access",
     "TLSV1_ALERT_DECRYPT_ERROR": "could not check our certificate's signature",
 }
+_ALERT_NAMES = {
+    42: "SSLV3_ALERT_BAD_CERTIFICATE",
+    43: "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
+    44: "SSLV3_ALERT_CERTIFICATE_REVOKED",
+    45: "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+    46: "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+    48: "TLSV1_ALERT_UNKNOWN_CA",
+    49: "TLSV1_ALERT_ACCESS_DENIED",
+    51: "TLSV1_ALERT_DECRYPT_ERROR",
+    70: "TLSV1_ALERT_PROTOCOL_VERSION",
+    116: "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+}
+_NO_CERTIFICATE = "no client certificate; every peer needs one, see: sdcpctl certs issue"
 _VERSION_REASONS = frozenset(
     ("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "WRONG_SSL_VERSION")
 )
@@ -56,6 +70,22 @@ class NotTls(Exception):
 
 class NoHttp2(Exception):
     """TLS worked, but ALPN did not settle on h2."""
+
+
+class CertificateRefused(Exception):
+    """The peer's certificate is not one that we take; `word` is the reason as for OpenSSL's."""
+
+    def __init__(self, word: str, message: str, leaf: x509.Certificate | None = None) -> None:
+        super().__init__(message)
+        self.word, self.leaf = word, leaf
+
+
+class PeerAlert(Exception):
+    """The peer ended a QUIC handshake with this TLS alert (RFC 9001 section 4.8)."""
+
+    def __init__(self, alert: int) -> None:
+        super().__init__(f"TLS alert {alert}")
+        self.reason = _ALERT_NAMES.get(alert, f"TLS alert {alert}")
 
 
 class TooSlow(Exception):
@@ -84,19 +114,22 @@ def server_refusal(
             return Refusal("handshake_timeout", str(error))
         case ssl.SSLCertVerificationError():
             return _verification(error, presented=presented, identity=identity)
+        case CertificateRefused(word="no_certificate"):
+            return Refusal("no_certificate", _NO_CERTIFICATE)
+        case CertificateRefused():
+            text = _certificate_text(error.word, str(error), leaf=error.leaf, identity=identity)
+            return Refusal(error.word, text)
         case ssl.SSLError():
-            return _tls_error(error)
+            return _tls_error(error.reason or str(error))
+        case PeerAlert():
+            return _tls_error(error.reason)
         case _:
             return None
 
 
-def _tls_error(error: ssl.SSLError) -> Refusal:
-    reason = error.reason or str(error)
+def _tls_error(reason: str) -> Refusal:
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return Refusal(
-            "no_certificate",
-            "no client certificate; every peer needs one, see: sdcpctl certs issue",
-        )
+        return Refusal("no_certificate", _NO_CERTIFICATE)
     if reason in _VERSION_REASONS:
         return Refusal("tls_version", "the client does not offer TLS 1.3")
     if reason in _ALERTS:
@@ -108,17 +141,13 @@ def _verification(
     error: ssl.SSLCertVerificationError, *, presented: bytes | None, identity: TlsIdentity
 ) -> Refusal:
     word = _VERIFY_WORDS.get(error.verify_code, "bad_certificate")
-    return Refusal(word, _certificate_text(word, error, presented=presented, identity=identity))
+    text = _certificate_text(word, error.verify_message, leaf=_parsed(presented), identity=identity)
+    return Refusal(word, text)
 
 
 def _certificate_text(
-    word: str,
-    error: ssl.SSLCertVerificationError,
-    *,
-    presented: bytes | None,
-    identity: TlsIdentity,
+    word: str, message: str, *, leaf: x509.Certificate | None, identity: TlsIdentity
 ) -> str:
-    leaf = _parsed(presented)
     who = "the certificate" if leaf is None else f"certificate of {common_name(leaf.subject)}"
     match word:
         case "expired" if leaf is not None:
@@ -139,9 +168,9 @@ def _certificate_text(
         case "revoked":
             return f"{who} was revoked"
         case "crl":
-            return f"our revocation list is missing or out of date ({error.verify_message})"
+            return f"our revocation list is missing or out of date ({message})"
         case _:
-            return f"{who} is not acceptable: {error.verify_message}"
+            return f"{who} is not acceptable: {message}"
 
 
 def client_refusal(
@@ -151,10 +180,10 @@ def client_refusal(
     host: str,
     presented: bytes | None,
     identity: TlsIdentity,
-) -> PeerRefused:
+) -> ConnectFailed:
     """Why our client has no connection to a server that it reached."""
     match error:
-        case PeerRefused():
+        case ConnectFailed():
             return error
         case NotTls() if error.is_http:
             text = f"{server} speaks plain HTTP, not TLS; check the port in its base URI"
@@ -170,8 +199,15 @@ def client_refusal(
             text = _server_certificate_text(
                 error, server=server, host=host, presented=presented, identity=identity
             )
+        case CertificateRefused(word="wrong_name"):
+            text = _wrong_name_text(error.leaf, server=server, host=host)
+        case CertificateRefused():
+            why = _certificate_text(error.word, str(error), leaf=error.leaf, identity=identity)
+            text = f"{server} presents a certificate that we refuse: {why}"
         case ssl.SSLError():
-            text = _client_tls_text(error, server=server)
+            text = _client_tls_text(error.reason or str(error), server=server)
+        case PeerAlert():
+            text = _client_tls_text(error.reason, server=server)
         case _:
             text = (
                 f"{server} closed the connection before it spoke HTTP/2, without a TLS alert; "
@@ -181,8 +217,7 @@ def client_refusal(
     return PeerRefused(text)
 
 
-def _client_tls_text(error: ssl.SSLError, *, server: str) -> str:
-    reason = error.reason or str(error)
+def _client_tls_text(reason: str, *, server: str) -> str:
     if reason in _ALERTS:
         return (
             f"{server} {_ALERTS[reason]} ({reason}); "
@@ -203,9 +238,14 @@ def _server_certificate_text(
 ) -> str:
     word = _VERIFY_WORDS.get(error.verify_code, "bad_certificate")
     if word != "wrong_name":
-        text = _certificate_text(word, error, presented=presented, identity=identity)
+        text = _certificate_text(
+            word, error.verify_message, leaf=_parsed(presented), identity=identity
+        )
         return f"{server} presents a certificate that we refuse: {text}"
-    leaf = _parsed(presented)
+    return _wrong_name_text(_parsed(presented), server=server, host=host)
+
+
+def _wrong_name_text(leaf: x509.Certificate | None, *, server: str, host: str) -> str:
     names = [] if leaf is None else [one for one in alternative_names(leaf) if "://" not in one]
     return (
         f'the certificate of {server} is for {", ".join(names) or "no host"}, not "{host}"; '

@@ -12,7 +12,9 @@ from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import (
     Handler,
 )
+from sdcpd.transport.link import Link
 from sdcpd.transport.problem import problem
+from sdcpd.transport.quic_server import QuicListener
 from sdcpd.transport.refusals import server_refusal
 from sdcpd.transport.send_queue import PaceLimits
 from sdcpd.transport.server_connection import ServerConnection
@@ -42,8 +44,11 @@ class Server:
         limits: H2Limits | None = None,
         pace: PaceLimits | None = None,
         handshake_timeout_s: float = 5.0,
+        http3: bool = False,
     ) -> None:
         """Keep what is needed; `body_bytes_max` is octets, or (method, path) -> octets.
+
+        With `http3` the same is served over QUIC at the same port number.
 
         `on_refused` gets one word for each connection that was not let in.
         """
@@ -57,9 +62,12 @@ class Server:
         self.pace = pace or PaceLimits()
         self._handshake_timeout_s = handshake_timeout_s
         self._scratch = Scratch()
+        self._http3 = http3
+        self._quic: QuicListener | None = None
+        self.alt_svc: str | None = None
         self._listener: asyncio.Server | None = None
-        self._pending: dict[TlsLink, None] = {}
-        self._connections: dict[TlsLink, ServerConnection] = {}
+        self._pending: dict[Link, None] = {}
+        self._connections: dict[Link, ServerConnection] = {}
         self._handlers: set[asyncio.Task[None]] = set()
         self._closing = False
         self._all_done = asyncio.Event()
@@ -71,13 +79,35 @@ class Server:
             self._accept, self._host, self._port, backlog=LISTEN_BACKLOG
         )
         bound: socket.socket = self._listener.sockets[0]
-        return int(bound.getsockname()[1])
+        port = int(bound.getsockname()[1])
+        if self._http3:
+            await self._start_quic(bound.getsockname()[0], port)
+        return port
+
+    async def _start_quic(self, host: str, port: int) -> None:
+        try:
+            _, self._quic = await asyncio.get_running_loop().create_datagram_endpoint(
+                lambda: QuicListener(
+                    self,
+                    identity=self._identity,
+                    accepted=self.handshake_begins,
+                    handshake_timeout_s=self._handshake_timeout_s,
+                ),
+                local_addr=(host, port),
+            )
+        except OSError:
+            assert self._listener is not None, "TCP came first"
+            self._listener.close()
+            raise
+        self.alt_svc = f'h3=":{port}"; ma=86400'
 
     async def aclose(self, grace_s: float = 5.0) -> None:
         """Stop listening, let requests in flight finish for `grace_s`, then drop the rest."""
         self._closing = True
         if self._listener is not None:
             self._listener.close()
+        if self._quic is not None:
+            self._quic.stop()
         for link in list(self._pending):
             link.abort()
         self.drain_connections()
@@ -87,13 +117,15 @@ class Server:
                 await self._all_done.wait()
         except TimeoutError:
             await self._drop_all()
+        if self._quic is not None:
+            self._quic.close()
 
     def drain_connections(self) -> None:
         """Ask every client to reconnect, as after a reload of the certificates."""
         for connection in list(self._connections.values()):
             connection.start_drain()
 
-    def handshake_begins(self, link: TlsLink) -> None:
+    def handshake_begins(self, link: Link) -> None:
         """Note a connection that is not yet let in."""
         if len(self._pending) >= PENDING_HANDSHAKES_MAX:
             oldest = next(iter(self._pending))
@@ -101,12 +133,12 @@ class Server:
             oldest.abort()
         self._pending[link] = None
 
-    def let_in(self, link: TlsLink, connection: ServerConnection) -> None:
+    def let_in(self, link: Link, connection: ServerConnection) -> None:
         """Note a connection whose peer has been verified."""
         self._pending.pop(link, None)
         self._connections[link] = connection
 
-    def not_let_in(self, link: TlsLink, error: Exception | None) -> None:
+    def not_let_in(self, link: Link, error: Exception | None) -> None:
         """Say why a connection ended before its first request could come."""
         self._pending.pop(link, None)
         refusal = server_refusal(error, presented=link.presented_leaf, identity=self._identity)
@@ -121,7 +153,7 @@ class Server:
             self._on_refused(reason)
         self.logger.warning("refused %s: %s", address, text)
 
-    def forget(self, link: TlsLink) -> None:
+    def forget(self, link: Link) -> None:
         """A connection's socket is closed."""
         self._pending.pop(link, None)
         self._connections.pop(link, None)

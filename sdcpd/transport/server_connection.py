@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from sdcpd.transport.exchange import Incoming, ServerExchange
-from sdcpd.transport.h2_codec import H2Codec, H2Limits
+from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import HttpProtocolError, Peer, Response, StreamEvent, StreamGone
+from sdcpd.transport.link import Link
 from sdcpd.transport.problem import problem
 from sdcpd.transport.pump import HttpPump
 from sdcpd.transport.send_queue import PaceLimits
-from sdcpd.transport.tcp import TlsLink
-from sdcpd.transport.tls import peer_of
 
 
 class ConnectionOwner(Protocol):
@@ -23,12 +23,14 @@ class ConnectionOwner(Protocol):
     limits: H2Limits
     pace: PaceLimits
     logger: logging.Logger
+    alt_svc: str | None
+    """Where else the same server answers (RFC 7838), None if nowhere."""
 
-    def let_in(self, link: TlsLink, connection: ServerConnection) -> None:
+    def let_in(self, link: Link, connection: ServerConnection) -> None:
         """The peer of a connection has been verified."""
         ...
 
-    def not_let_in(self, link: TlsLink, error: Exception | None) -> None:
+    def not_let_in(self, link: Link, error: Exception | None) -> None:
         """A connection ended before its first request could come."""
         ...
 
@@ -36,7 +38,7 @@ class ConnectionOwner(Protocol):
         """Count and log one refusal."""
         ...
 
-    def forget(self, link: TlsLink) -> None:
+    def forget(self, link: Link) -> None:
         """A connection's socket is closed."""
         ...
 
@@ -53,13 +55,13 @@ class ServerConnection(HttpPump):
         self._server = server
         self._exchange: ServerExchange | None = None
         self._peer: Peer | None = None
-        self.link: TlsLink | None = None
+        self.link: Link | None = None
 
-    def link_open(self, link: TlsLink) -> None:
-        """TLS verified the peer: start HTTP."""
+    def link_open(self, link: Link) -> None:
+        """The peer is verified: start HTTP."""
         server = self._server
-        self._peer = peer_of(link.ssl_object, address=link.address)
-        codec = H2Codec(client=False, now=self._loop.time(), limits=server.limits)
+        self._peer = link.peer()
+        codec = link.codec(client=False, now=self._loop.time(), limits=server.limits)
         self._exchange = ServerExchange(
             codec,
             body_bytes_max=server.body_bytes_max,
@@ -81,7 +83,7 @@ class ServerConnection(HttpPump):
         else:
             self._server.logger.debug("%s disconnected: %s", self._name(), error or "closed")
 
-    def link_gone(self, link: TlsLink) -> None:
+    def link_gone(self, link: Link) -> None:
         """The socket is closed."""
         self._server.forget(link)
 
@@ -96,6 +98,9 @@ class ServerConnection(HttpPump):
         if self._exchange is None or not self.is_open:
             return
         now = self._loop.time()
+        if self.link is not None and self.link.alternative and self._server.alt_svc:
+            alternative = ("alt-svc", self._server.alt_svc)
+            response = replace(response, headers=(*response.headers, alternative))
         try:
             try:
                 self._exchange.respond(incoming.stream_id, response, now=now)

@@ -11,10 +11,13 @@ import contextlib
 import ssl
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Protocol, cast
+from typing import cast
 
+from sdcpd.transport.h2_codec import H2Codec, H2Limits
+from sdcpd.transport.http import HttpConnection, Outgoing, Peer
+from sdcpd.transport.link import LinkUser
 from sdcpd.transport.refusals import NoHttp2, NotTls, TooSlow
-from sdcpd.transport.tls import ALPN, RecordingSSLObject
+from sdcpd.transport.tls import ALPN, RecordingSSLObject, peer_of
 
 TLS_HANDSHAKE_RECORD = 0x16
 TLS_ALERT_RECORD = 0x15
@@ -35,30 +38,6 @@ class Scratch:
     def __init__(self, size: int = 256 << 10) -> None:
         self.wire = memoryview(bytearray(size))
         self.plain = memoryview(bytearray(size))
-
-
-class LinkUser(Protocol):
-    """What a `TlsLink` tells the code above it."""
-
-    def link_open(self, link: TlsLink) -> None:
-        """TLS is up and the peer's certificate verified."""
-        ...
-
-    def link_data(self, data: memoryview) -> None:
-        """Decrypted octets; the view is valid during this call only."""
-        ...
-
-    def link_resumed(self) -> None:
-        """The write buffer drained below its mark."""
-        ...
-
-    def link_lost(self, error: Exception | None) -> None:
-        """No more octets will come; called once, with the reason if there is one."""
-        ...
-
-    def link_gone(self, link: TlsLink) -> None:
-        """The socket is closed; the last call."""
-        ...
 
 
 class _State(Enum):
@@ -101,10 +80,22 @@ class TlsLink(asyncio.BufferedProtocol):
         self.paused = False
         self.address = ""
 
-    @property
-    def ssl_object(self) -> ssl.SSLObject:
-        """The TLS state, for the peer's identity."""
-        return self._tls
+    alternative = True
+
+    def peer(self) -> Peer:
+        """See Link."""
+        return peer_of(self._tls, address=self.address)
+
+    def codec(self, *, client: bool, now: float, limits: H2Limits | None) -> HttpConnection:
+        """See Link."""
+        return H2Codec(client=client, now=now, limits=limits)
+
+    def send(self, outgoing: Outgoing) -> None:
+        """See Link."""
+        self.write(outgoing.data)
+
+    def flushed(self) -> None:
+        """TCP has its own timers."""
 
     @property
     def presented_leaf(self) -> bytes | None:

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import ssl
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from sdcpd.transport.http import Peer
+from sdcpd.transport.identity_files import (
+    IdentityError,
+    check_dates,
+    check_issuer,
+    common_name,
+    load_key,
+    read_certificates,
+    read_revocations,
+    uri_names,
+)
 
 ALPN = "h2"
-# The owner may do anything and the service's group may read; all else is refused.
-KEY_MODE_FORBIDDEN = 0o037
 _CERTIFICATE_MESSAGE = 11
-
-
-class IdentityError(Exception):
-    """Our own certificate files cannot be used; the text says which file, why and what to do."""
 
 
 class RecordingSSLObject(ssl.SSLObject):
@@ -45,7 +48,10 @@ class _Loaded:
     """Everything read from the files at one moment, already checked against each other."""
 
     leaf: x509.Certificate
+    intermediates: tuple[x509.Certificate, ...]
     authorities: tuple[x509.Certificate, ...]
+    revocations: tuple[x509.CertificateRevocationList, ...] | None
+    key: PrivateKeyTypes
     uris: tuple[str, ...]
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -69,6 +75,26 @@ class TlsIdentity:
     def certificate(self) -> x509.Certificate:
         """Our own leaf."""
         return self._loaded.leaf
+
+    @property
+    def intermediates(self) -> tuple[x509.Certificate, ...]:
+        """What stands between our leaf and its authority."""
+        return self._loaded.intermediates
+
+    @property
+    def private_key(self) -> PrivateKeyTypes:
+        """The key of our leaf; for the TLS of QUIC, which OpenSSL does not do."""
+        return self._loaded.key
+
+    @property
+    def authorities(self) -> tuple[x509.Certificate, ...]:
+        """Whose certificates we take."""
+        return self._loaded.authorities
+
+    @property
+    def revocations(self) -> tuple[x509.CertificateRevocationList, ...] | None:
+        """The revocation lists in force, None if none is configured."""
+        return self._loaded.revocations
 
     @property
     def not_after(self) -> datetime:
@@ -128,32 +154,17 @@ def peer_of(ssl_object: ssl.SSLObject, *, address: str = "") -> Peer:
     )
 
 
-def common_name(name: x509.Name) -> str:
-    """The common name of a subject or issuer, or its whole RFC 4514 text."""
-    found = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    return str(found[0].value) if found else name.rfc4514_string()
-
-
-def alternative_names(certificate: x509.Certificate) -> list[str]:
-    """All names of a certificate as text: URIs, host names and addresses."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return [str(name.value) for name in names]
-
-
 def _short_fingerprint(certificate: x509.Certificate) -> str:
     return certificate.fingerprint(hashes.SHA256())[:8].hex(":")
 
 
 def _load(ca: Path, cert: Path, key: Path, crl: Path | None) -> _Loaded:
-    authorities = _read_certificates(ca)
-    leaf, *intermediates = _read_certificates(cert)
-    _check_key(key, leaf=leaf, cert=cert)
-    _check_dates(leaf, cert=cert)
-    _check_issuer(leaf, [*intermediates, *authorities], cert=cert, ca=ca)
-    uris = _uri_names(leaf)
+    authorities = read_certificates(ca)
+    leaf, *intermediates = read_certificates(cert)
+    private_key = load_key(key, leaf=leaf, cert=cert)
+    check_dates(leaf, cert=cert)
+    check_issuer(leaf, [*intermediates, *authorities], cert=cert, ca=ca)
+    uris = uri_names(leaf)
     if not uris:
         raise IdentityError(
             f"{cert} carries no URI name, so no peer could tell who we are; "
@@ -169,7 +180,17 @@ def _load(ca: Path, cert: Path, key: Path, crl: Path | None) -> _Loaded:
     for context in (server, client):
         context.sslobject_class = RecordingSSLObject
         _record_presented_leaf(context)
-    return _Loaded(leaf, tuple(authorities), uris, server, client, quiet)
+    return _Loaded(
+        leaf,
+        tuple(intermediates),
+        tuple(authorities),
+        None if crl is None else read_revocations(crl),
+        private_key,
+        uris,
+        server,
+        client,
+        quiet,
+    )
 
 
 def _context(protocol: int, ca: Path, cert: Path, key: Path, crl: Path | None) -> ssl.SSLContext:
@@ -213,66 +234,3 @@ def _first_certificate(message: bytes) -> bytes | None:
     position = 4 + 1 + message[4] + 3 if len(message) > 4 else len(message)
     size = int.from_bytes(message[position : position + 3], "big")
     return bytes(message[position + 3 : position + 3 + size]) if size else None
-
-
-def _read_certificates(path: Path) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(path.read_bytes())
-    except OSError as error:
-        raise IdentityError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise IdentityError(f"{path} holds no certificate in PEM form: {error}") from error
-
-
-def _check_key(path: Path, *, leaf: x509.Certificate, cert: Path) -> None:
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        data = path.read_bytes()
-    except OSError as error:
-        raise IdentityError(f"{path} cannot be read: {error.strerror}") from error
-    if mode & KEY_MODE_FORBIDDEN:
-        raise IdentityError(f"{path} is open to others (mode {mode:04o}); run: chmod 0640 {path}")
-    try:
-        key = serialization.load_pem_private_key(data, password=None)
-    except (ValueError, TypeError) as error:
-        raise IdentityError(f"{path} is not a private key without passphrase: {error}") from error
-    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    if key.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
-        raise IdentityError(f"{path} is not the key of {cert}; install the two as a pair")
-
-
-def _check_dates(leaf: x509.Certificate, *, cert: Path) -> None:
-    now = datetime.now(UTC)
-    if leaf.not_valid_after_utc < now:
-        raise IdentityError(
-            f"{cert} expired {leaf.not_valid_after_utc:%Y-%m-%d %H:%MZ}; "
-            "replace it with: sdcpctl certs issue ROLE/NAME=BASE_URI"
-        )
-    if leaf.not_valid_before_utc > now:
-        raise IdentityError(
-            f"{cert} is not valid before {leaf.not_valid_before_utc:%Y-%m-%d %H:%MZ}; "
-            "check the clock of this host"
-        )
-
-
-def _check_issuer(
-    leaf: x509.Certificate, issuers: list[x509.Certificate], *, cert: Path, ca: Path
-) -> None:
-    for issuer in issuers:
-        try:
-            leaf.verify_directly_issued_by(issuer)
-        except (ValueError, TypeError, InvalidSignature):
-            continue  # Not this one; the loop's end is the refusal.
-        return
-    raise IdentityError(
-        f'{cert} was signed by "{common_name(leaf.issuer)}", which is not in {ca}; '
-        "install the ca.crt that belongs to it"
-    )
-
-
-def _uri_names(leaf: x509.Certificate) -> tuple[str, ...]:
-    try:
-        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return ()
-    return tuple(names.get_values_for_type(x509.UniformResourceIdentifier))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,8 +21,8 @@ from sdcpd.transport.http import (
     RequestTimeout,
     Response,
 )
+from sdcpd.transport.identity_files import IdentityError
 from sdcpd.transport.server import Server
-from sdcpd.transport.tls import IdentityError
 from tests.kit.certs import CertKit
 
 MIB = 1 << 20
@@ -30,6 +31,16 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> CertKit:
     return CertKit(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture(params=["h2", "h3"], autouse=True)
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every conversation over both versions; the server speaks both at the same port number."""
+    monkeypatch.setitem(_CLIENT, "transport", request.param)
+    return str(request.param)
+
+
+_CLIENT: dict[str, object] = {}
 
 
 async def echo(request: Request) -> Response:
@@ -64,6 +75,7 @@ async def serving(
         host="127.0.0.1",
         port=0,
         body_bytes_max=8 * MIB,
+        http3=True,
         **options,  # type: ignore[arg-type]
     )
     port = await server.start()
@@ -75,7 +87,7 @@ async def serving(
 
 @asynccontextmanager
 async def connected(kit: CertKit, **options: object) -> AsyncIterator[HttpClient]:
-    client = HttpClient(kit.identity("drafter", "d0"), **options)  # type: ignore[arg-type]
+    client = HttpClient(kit.identity("drafter", "d0"), **_CLIENT, **options)  # type: ignore[arg-type]
     try:
         yield client
     finally:
@@ -183,7 +195,7 @@ async def test_d_h15_handler_survives_a_client_that_disconnects(kit: CertKit) ->
         return Response(204)
 
     async with serving(kit, slow) as (_, base):
-        client = HttpClient(kit.identity("drafter", "d0"))
+        client = HttpClient(kit.identity("drafter", "d0"), **_CLIENT)  # type: ignore[arg-type]
         call = asyncio.create_task(client.request("POST", f"{base}/"))
         await started.wait()
         await client.aclose()
@@ -233,7 +245,7 @@ async def test_renewed_client_connections_show_the_reloaded_certificate(
     own = CertKit(tmp_path)
     identity = own.identity("drafter", "d0")
     async with serving(own, who) as (_, base):
-        client = HttpClient(identity)
+        client = HttpClient(identity, **_CLIENT)  # type: ignore[arg-type]
         before = (await client.request("GET", f"{base}/")).body
         own.leaf("drafter", "d0")
         identity.reload()
@@ -274,12 +286,13 @@ async def test_client_to_a_closed_port_sends_nothing(kit: CertKit) -> None:
 
 async def test_client_reconnects_to_a_server_that_came_back(kit: CertKit) -> None:
     identity = kit.identity("verifier", "v0")
-    first = Server(echo, identity=identity, host="127.0.0.1", port=0, body_bytes_max=MIB)
+    options: dict[str, object] = {"identity": identity, "body_bytes_max": MIB, "http3": True}
+    first = Server(echo, host="127.0.0.1", port=0, **options)  # type: ignore[arg-type]
     port = await first.start()
     async with connected(kit) as client:
         assert (await client.request("GET", f"https://127.0.0.1:{port}/")).status == 200
         await first.aclose()
-        second = Server(echo, identity=identity, host="127.0.0.1", port=port, body_bytes_max=MIB)
+        second = Server(echo, host="127.0.0.1", port=port, **options)  # type: ignore[arg-type]
         await second.start()
         assert (await client.request("GET", f"https://127.0.0.1:{port}/")).status == 200
     await second.aclose()
@@ -298,17 +311,20 @@ async def test_d_i2_server_whose_identity_is_refused_gets_no_request(kit: CertKi
     assert seen[0][1] == base.removeprefix("https://")
 
 
-async def test_connect_timeout_when_the_server_says_nothing(kit: CertKit) -> None:
+async def test_connect_timeout_when_the_server_says_nothing(kit: CertKit, version: str) -> None:
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
     listener = await asyncio.start_server(mute, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
+    silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    silent.bind(("127.0.0.1", port))
     async with connected(kit, connect_timeout_s=0.2) as client:
         with pytest.raises(ConnectFailed, match=r"within 0\.2 s"):
             await client.request("GET", f"https://127.0.0.1:{port}/")
     listener.close()
+    silent.close()
 
 
 async def test_reload_takes_a_new_certificate_and_keeps_the_old_when_it_does_not_fit(

@@ -1,0 +1,315 @@
+"""HTTP/3 by aioquic, behind `HttpConnection`, with the bounds that aioquic leaves to us (RFC 9114).
+
+Begins when the handshake is over and the peer known (quic_link.py); from then on all datagrams
+of the connection pass through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aioquic.buffer import encode_uint_var
+from aioquic.h3.connection import FrameType, H3Connection, H3Stream, encode_frame
+from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import PingAcknowledged, QuicEvent, StopSendingReceived, StreamReset
+
+from sdcpd.transport.h2_fields import encoded_field, fields_of, request_of, response_of
+from sdcpd.transport.h2_hardening import LeakyBucket
+from sdcpd.transport.http import (
+    Address,
+    Data,
+    End,
+    GoAway,
+    Headers,
+    HttpProtocolError,
+    Outgoing,
+    PeerReady,
+    PingAcked,
+    Reset,
+    ResetCode,
+    StreamEvent,
+    StreamGone,
+)
+from sdcpd.transport.quic_tls import STREAMS_MAX
+
+KEEPALIVE_S = 5.0
+KEEPALIVE_PING = 1
+FRAME_BYTES_MAX = 16 << 10
+# aioquic buffers whatever it is given: no more than this is waiting for the peer's ACKs.
+SEND_BUFFER_BYTES_MAX = 256 << 10
+HEADER_BYTES_MAX = 16 << 10
+LAST_STREAM_ID_MAX = 2**62 - 4
+# HTTP/3's numbers for ours (RFC 9114 section 8.1).
+_CODES = {
+    ResetCode.NO_ERROR: 0x100,
+    ResetCode.PROTOCOL_ERROR: 0x101,
+    ResetCode.INTERNAL_ERROR: 0x102,
+    ResetCode.REFUSED_STREAM: 0x10B,
+    ResetCode.CANCEL: 0x10C,
+    ResetCode.ENHANCE_YOUR_CALM: 0x107,
+}
+_OURS = {number: code for code, number in _CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class H3Limits:
+    """Bounds of one HTTP/3 connection."""
+
+    resets_burst: int = 200
+    resets_per_s: float = 20.0
+
+
+@dataclass(slots=True)
+class _Stream:
+    sent_end: bool = False
+    received_end: bool = False
+
+
+class _Http3(H3Connection):
+    """Notices a GOAWAY, whose payload the library throws away."""
+
+    peer_going = False
+
+    def __init__(self, quic: QuicConnection) -> None:
+        super().__init__(quic)
+        self.head_streams: set[int] = set()
+        """Requests whose answers name a length and have no body."""
+
+    def _check_content_length(self, stream: H3Stream) -> None:
+        if stream.stream_id not in self.head_streams:
+            super()._check_content_length(stream)
+
+    def _check_control_frame_type(self, frame_type: int) -> None:
+        super()._check_control_frame_type(frame_type)
+        self.peer_going = self.peer_going or frame_type == FrameType.GOAWAY
+
+    def announced_headers(self, stream_id: int) -> int:
+        """Octets of a header section that is still arriving."""
+        stream = self._stream.get(stream_id)
+        if stream is None or stream.frame_type != FrameType.HEADERS:
+            return 0
+        return stream.frame_size or 0
+
+    def send_goaway(self, stream_id: int) -> None:
+        """Tell the peer that streams from `stream_id` on will not be served."""
+        frame = encode_frame(FrameType.GOAWAY, encode_uint_var(stream_id))
+        self._quic.send_stream_data(self._local_control_stream_id, frame)
+
+
+class H3Codec:
+    """One HTTP/3 connection, client or server, as a sans-IO `HttpConnection`."""
+
+    def __init__(
+        self,
+        quic: QuicConnection,
+        *,
+        client: bool,
+        now: float,
+        next_event: Callable[[], QuicEvent | None],
+        limits: H3Limits | None = None,
+    ) -> None:
+        """`next_event` gives the QUIC events that are not the link's own."""
+        limits = limits or H3Limits()
+        self._quic, self._client, self._next_event = quic, client, next_event
+        self._http = _Http3(quic)
+        self._streams: dict[int, _Stream] = {}
+        self._resets = LeakyBucket(limits.resets_burst, limits.resets_per_s)
+        self._highest = -4
+        self._peer_ready = self._peer_going = False
+        self._last_heard = now
+
+    def receive(
+        self, data: bytes | memoryview, *, address: Address | None = None, now: float
+    ) -> list[StreamEvent]:
+        """Take a datagram, or none when only time has passed; raises HttpProtocolError."""
+        found: list[StreamEvent] = []
+        try:
+            if data:
+                self._last_heard = now
+                self._quic.receive_datagram(bytes(data), address, now=now)
+            while (event := self._next_event()) is not None:
+                self._take(event, found, now)
+        except HttpProtocolError:
+            raise
+        except Exception as error:
+            # Whatever comes out of the library was caused by this datagram: it ends this
+            # connection and nothing else.
+            self._quic.close(error_code=_CODES[ResetCode.INTERNAL_ERROR])
+            raise HttpProtocolError(f"a datagram that aioquic cannot take: {error!r}") from error
+        if self._client and not self._peer_ready and self._quic._handshake_confirmed:
+            self._peer_ready = True  # HANDSHAKE_DONE: the server has seen our certificate
+            found.append(PeerReady())
+        if self._http.peer_going and not self._peer_going:
+            self._peer_going = True
+            found.append(GoAway(LAST_STREAM_ID_MAX, 0, ""))
+        return found
+
+    def open_stream(self) -> int | None:
+        """The next stream id, or None at the peer's limit or after its GOAWAY."""
+        if self._peer_going or not self._peer_ready:
+            return None
+        stream_id: int = self._quic.get_next_available_stream_id()
+        return stream_id if stream_id // 4 < self._quic._remote_max_streams_bidi else None
+
+    def send_headers(self, stream_id: int, headers: Headers, *, end: bool) -> None:
+        """Queue a header section; raises StreamGone or ValueError (a field not allowed)."""
+        encoded = [encoded_field(name, value) for name, value in headers]
+        if self._client:
+            self._streams.setdefault(stream_id, _Stream())
+            if (b":method", b"HEAD") in encoded:
+                self._http.head_streams.add(stream_id)
+        stream = self._live(stream_id)
+        self._http.send_headers(stream_id, encoded, end_stream=end)
+        self._sent(stream_id, stream, end=end)
+
+    def send_data(self, stream_id: int, data: bytes | memoryview, *, end: bool) -> None:
+        """Queue at most `writable` octets; raises StreamGone."""
+        stream = self._live(stream_id)
+        self._http.send_data(stream_id, bytes(data), end_stream=end)
+        self._sent(stream_id, stream, end=end)
+
+    def writable(self, stream_id: int) -> int:
+        """Octets that may wait for the peer beside what waits already; 0 if the stream is gone."""
+        if stream_id not in self._streams:
+            return 0
+        return max(0, min(FRAME_BYTES_MAX, SEND_BUFFER_BYTES_MAX - self._waiting_bytes()))
+
+    @property
+    def unsent(self) -> bool:
+        """Whether octets wait for the peer's acknowledgement: a goodbye would drop them."""
+        return self._waiting_bytes() > 0
+
+    def _waiting_bytes(self) -> int:
+        """What aioquic holds of requests and answers, sent once or not yet."""
+        streams = self._quic._streams.items()
+        return sum(len(one.sender._buffer) for number, one in streams if not number & 2)
+
+    def consumed(self, stream_id: int, size: int) -> None:
+        """Nothing: aioquic opens its windows as data arrives; `exchange` bounds bodies."""
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """End a stream early; nothing happens if it already ended."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        number = _CODES[ResetCode(code)]
+        if not stream.received_end:
+            self._quic.stop_stream(stream_id, number)
+        if not stream.sent_end:
+            self._quic.reset_stream(stream_id, number)
+        del self._streams[stream_id]
+
+    def ping(self, payload: bytes) -> None:
+        """Queue a PING."""
+        self._quic.send_ping(int.from_bytes(payload, "big"))
+
+    def go_away(self, *, final: bool, code: int = 0) -> None:
+        """Queue a GOAWAY: first with the highest id there is, finally after the last one seen."""
+        self._http.send_goaway(self._highest + 4 if final else LAST_STREAM_ID_MAX)
+
+    def outgoing(self, now: float) -> list[Outgoing]:
+        """Take everything that is queued to be sent."""
+        return [Outgoing(data, address) for data, address in self._quic.datagrams_to_send(now=now)]
+
+    def deadline(self) -> float | None:
+        """When the next keepalive ping is due; the link has QUIC's own timers."""
+        return self._last_heard + KEEPALIVE_S
+
+    def on_deadline(self, now: float) -> list[StreamEvent]:
+        """Ping a silent peer, so that one that is gone is noticed by QUIC's idle timeout."""
+        if now >= self._last_heard + KEEPALIVE_S:
+            self._last_heard = now
+            self._quic.send_ping(KEEPALIVE_PING)
+        return []
+
+    def _live(self, stream_id: int) -> _Stream:
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.sent_end:
+            raise StreamGone(f"stream {stream_id} is closed")
+        return stream
+
+    def _sent(self, stream_id: int, stream: _Stream, *, end: bool) -> None:
+        stream.sent_end = stream.sent_end or end
+        self._forget_ended(stream_id, stream)
+
+    def _forget_ended(self, stream_id: int, stream: _Stream) -> None:
+        if stream.sent_end and stream.received_end:
+            self._streams.pop(stream_id, None)
+            self._http.head_streams.discard(stream_id)
+
+    def _take(self, event: QuicEvent, found: list[StreamEvent], now: float) -> None:
+        match event:
+            case PingAcknowledged():
+                found.append(PingAcked(int(event.uid).to_bytes(8, "big")))
+            case StopSendingReceived() if self._client:
+                # The server has answered without the rest of our body (413, for one).
+                self._http.handle_event(event)
+                if (stream := self._streams.get(event.stream_id)) is not None:
+                    self._sent(event.stream_id, stream, end=True)
+            case StreamReset() | StopSendingReceived():
+                self._charge_reset(now)
+                self._http.handle_event(event)
+                if self._streams.pop(event.stream_id, None) is not None:
+                    code = _OURS.get(event.error_code, ResetCode.INTERNAL_ERROR)
+                    found.append(Reset(event.stream_id, int(code), by_peer=True))
+            case _:
+                for one in self._http.handle_event(event):
+                    self._translate(one, found)
+                stream_id = getattr(event, "stream_id", None)
+                if stream_id is not None:
+                    self._check_header_size(stream_id)
+
+    def _translate(self, event: H3Event, found: list[StreamEvent]) -> None:
+        match event:
+            case HeadersReceived():
+                self._headers(event, found)
+            case DataReceived():
+                found.append(Data(event.stream_id, event.data, len(event.data)))
+                if event.stream_ended:
+                    self._ended(event.stream_id, found)
+            case _:
+                return  # pushes and WebTransport, which nobody here has asked for
+
+    def _headers(self, event: HeadersReceived, found: list[StreamEvent]) -> None:
+        size = sum(len(name) + len(value) + 32 for name, value in event.headers)
+        if size > HEADER_BYTES_MAX:
+            self._too_large()
+        pseudo, fields = fields_of(event.headers)
+        if not pseudo:
+            pass  # trailers: they carry nothing in SDCP
+        elif self._client:
+            found.append(response_of(event.stream_id, pseudo, fields))
+        else:
+            self._highest = max(self._highest, event.stream_id)
+            self._streams[event.stream_id] = _Stream()
+            found.append(request_of(event.stream_id, pseudo, fields))
+        if event.stream_ended:
+            self._ended(event.stream_id, found)
+
+    def _ended(self, stream_id: int, found: list[StreamEvent]) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.received_end = True
+            self._forget_ended(stream_id, stream)
+        found.append(End(stream_id))
+
+    def _check_header_size(self, stream_id: int) -> None:
+        if self._http.announced_headers(stream_id) > HEADER_BYTES_MAX:
+            self._too_large()
+
+    def _too_large(self) -> None:
+        code = _CODES[ResetCode.ENHANCE_YOUR_CALM]
+        self._quic.close(error_code=code)
+        raise HttpProtocolError("header section too large", code=code)
+
+    def _charge_reset(self, now: float) -> None:
+        # A server that resets only hurts its own answers, so clients do not count.
+        if not self._client and self._resets.add(1, now=now):
+            code = _CODES[ResetCode.ENHANCE_YOUR_CALM]
+            self._quic.close(error_code=code)
+            raise HttpProtocolError("flood of resets", code=code)
+
+
+assert STREAMS_MAX * FRAME_BYTES_MAX >= SEND_BUFFER_BYTES_MAX, "every stream can have a frame"

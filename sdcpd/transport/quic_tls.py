@@ -1,0 +1,145 @@
+"""Certificates on both sides of QUIC: what aioquic has no public switch for, in one place.
+
+aioquic can ask a client for its certificate, but checks nothing of it beside its signature, and
+goes on without one. Here the decision is made before its state machine moves on, and whatever goes
+wrong in making it ends the handshake with an alert: a check that fails after the state has moved
+lets the client in. Every private name that this relies on is asked for when the module is loaded.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+
+from aioquic import tls
+from aioquic.buffer import Buffer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+from cryptography import x509
+
+from sdcpd.transport.refusals import CertificateRefused
+from sdcpd.transport.tls import TlsIdentity
+
+ALPN = "h3"
+IDLE_TIMEOUT_S = 15.0  # a restarted server sends no reset: silence is all that tells
+STREAMS_MAX = 100
+WINDOW_BYTES = 1 << 20
+
+Check = Callable[[x509.Certificate | None, Sequence[x509.Certificate]], None]
+"""Raises CertificateRefused for a peer that must not be spoken to."""
+
+_ALERTS = {
+    "no_certificate": tls.AlertDescription.certificate_required,
+    "unknown_ca": tls.AlertDescription.unknown_ca,
+    "expired": tls.AlertDescription.certificate_expired,
+    "not_yet_valid": tls.AlertDescription.certificate_expired,
+    "revoked": tls.AlertDescription.certificate_revoked,
+    "wrong_purpose": tls.AlertDescription.unsupported_certificate,
+}
+_NEEDED = (
+    (tls.Context, "_server_handle_hello"),
+    (tls.Context, "_server_handle_certificate"),
+    (tls.Context, "_server_handle_certificate_verify"),
+    (tls.Context, "_client_handle_certificate_verify"),
+    (QuicConnection, "_initialize"),
+    (tls, "pull_certificate"),
+)
+for _owner, _name in _NEEDED:
+    if not hasattr(_owner, _name):
+        raise ImportError(f"this release of aioquic has no {_name}: HTTP/3 cannot check peers")
+
+
+class _Refused(tls.Alert):
+    """An alert of any description; the text goes to the peer, so it says nothing."""
+
+    def __init__(self, description: tls.AlertDescription) -> None:
+        super().__init__("certificate refused")
+        self.description = description
+
+
+class _MutualContext(tls.Context):
+    """TLS in which nobody is let in before `check` has seen the peer's certificate."""
+
+    peer_check: Check
+
+    def _server_handle_hello(
+        self, input_buf: Buffer, initial_buf: Buffer, handshake_buf: Buffer
+    ) -> None:
+        # No tickets: a resumed handshake carries no certificate, and so no 0-RTT either.
+        self.get_session_ticket_cb = self.new_session_ticket_cb = None
+        self._request_client_certificate = True
+        super()._server_handle_hello(input_buf, initial_buf, handshake_buf)
+
+    def _server_handle_certificate(self, input_buf: Buffer) -> None:
+        position = input_buf.tell()
+        if not tls.pull_certificate(input_buf).certificates:
+            self._decide(None, ())
+            raise _Refused(tls.AlertDescription.certificate_required)
+        input_buf.seek(position)
+        super()._server_handle_certificate(input_buf)
+
+    def _server_handle_certificate_verify(self, input_buf: Buffer) -> None:
+        self._decide(self._peer_certificate, self._peer_certificate_chain)
+        super()._server_handle_certificate_verify(input_buf)
+
+    def _client_handle_certificate_verify(self, input_buf: Buffer) -> None:
+        self._decide(self._peer_certificate, self._peer_certificate_chain)
+        super()._client_handle_certificate_verify(input_buf)
+
+    def _decide(
+        self, leaf: x509.Certificate | None, chain: Sequence[x509.Certificate] | None
+    ) -> None:
+        try:
+            self.peer_check(leaf, chain or ())
+        except CertificateRefused as refused:
+            default = tls.AlertDescription.bad_certificate
+            raise _Refused(_ALERTS.get(refused.word, default)) from refused
+        except Exception as error:
+            # Anything else, a malformed extension for one: not let in either.
+            raise _Refused(tls.AlertDescription.bad_certificate) from error
+
+
+class MutualQuic(QuicConnection):
+    """A QUIC connection, either side, whose peer `peer_check` has seen before HTTP begins."""
+
+    peer_check: Check
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        limit = self._local_max_streams_bidi
+        limit.value = limit.sent = STREAMS_MAX
+        super()._initialize(peer_cid)
+        # The context is made in there, and aioquic has no way to say of which class.
+        self.tls.__class__ = _MutualContext
+        self.tls.peer_check = self.peer_check
+
+    @property
+    def peer_certificate(self) -> x509.Certificate:
+        """The peer's leaf, once the handshake is over."""
+        leaf = self.tls._peer_certificate
+        assert isinstance(leaf, x509.Certificate), "no handshake ends without a certificate"
+        return leaf
+
+
+def demand_certificates(quic: QuicConnection) -> MutualQuic:
+    """Make a connection that has not begun one that checks its peer, by its `peer_check`."""
+    quic.__class__ = MutualQuic
+    assert isinstance(quic, MutualQuic)
+    return quic
+
+
+def configuration(identity: TlsIdentity, *, server_name: str | None = None) -> QuicConfiguration:
+    """What connections go by from now on; `server_name` for a client, None for a server."""
+    made = QuicConfiguration(
+        is_client=server_name is not None,
+        alpn_protocols=[ALPN],
+        idle_timeout=IDLE_TIMEOUT_S,
+        max_data=4 * WINDOW_BYTES,
+        max_stream_data=WINDOW_BYTES,
+        server_name=server_name,
+    )
+    made.certificate = identity.certificate
+    made.certificate_chain = list(identity.intermediates)
+    made.private_key = identity.private_key
+    # Our own check decides (verification.py): the library's stumbles over URI names.
+    made.verify_mode = ssl.CERT_NONE
+    return made

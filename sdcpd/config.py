@@ -58,6 +58,8 @@ class NodeSection(Section):
     name: Name = ""
     """Name of the instances here; the short host name if empty."""
     trust_domain: TrustDomain = "sdcp.internal"
+    transport: Literal["auto", "h2", "h3"] = "auto"
+    http3: bool = True
 
 
 class TlsSection(Section):

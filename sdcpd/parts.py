@@ -23,9 +23,9 @@ from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import Handler, Peer, PeerRefused, Request
 from sdcpd.transport.http1 import Http1Server
+from sdcpd.transport.identity_files import IdentityError
 from sdcpd.transport.loopback import LoopbackClient
 from sdcpd.transport.server import Server
-from sdcpd.transport.identity_files import IdentityError
 from sdcpd.transport.tls import TlsIdentity
 from tiers.api import Tier
 from tiers.build import build_objects, open_logs
@@ -106,7 +106,9 @@ class Parts:
 
     def client(self, identity: TlsIdentity) -> LoopbackClient:
         """Calls to roles in this process stay in it; the others go over TLS."""
-        http = HttpClient(identity, check_peer=self._check_server)
+        http = HttpClient(
+            identity, check_peer=self._check_server, transport=self.config.node.transport
+        )
         self.stack.push_async_callback(http.aclose)
         return LoopbackClient(self._routes, _own_peer(identity), fallback=http)
 
@@ -145,7 +147,12 @@ class Parts:
             return object_max if limit is None else limit + 1
 
         server = Server(
-            listener.handle, identity=identity, host=host, port=port, body_bytes_max=body_bytes_max
+            listener.handle,
+            identity=identity,
+            host=host,
+            port=port,
+            body_bytes_max=body_bytes_max,
+            http3=self.config.node.http3,
         )
         try:
             await server.start()

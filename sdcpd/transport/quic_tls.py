@@ -8,6 +8,7 @@ lets the client in. Every private name that this relies on is asked for when the
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,9 @@ ALPN = "h3"
 IDLE_TIMEOUT_S = 15.0  # a restarted server sends no reset: silence is all that tells
 STREAMS_MAX = 100
 WINDOW_BYTES = 1 << 20
+
+# What it says of a connection's end our own line says better.
+logging.getLogger("quic").setLevel(logging.ERROR)
 
 Check = Callable[[x509.Certificate | None, Sequence[x509.Certificate]], None]
 """Raises CertificateRefused for a peer that must not be spoken to."""

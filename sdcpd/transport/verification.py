@@ -86,6 +86,10 @@ def _why(
         return CertificateRefused("expired", message, leaf)
     if leaf.not_valid_before_utc > now:
         return CertificateRefused("not_yet_valid", message, leaf)
+    try:
+        _ = leaf.extensions
+    except ValueError as error:
+        return CertificateRefused("bad_certificate", f"it cannot be read: {error}", leaf)
     if all(leaf.issuer != authority.subject for authority in identity.authorities):
         return CertificateRefused("unknown_ca", message, leaf)
     if not _has_purpose(leaf, purpose):
@@ -100,8 +104,6 @@ def _has_purpose(leaf: x509.Certificate, purpose: x509.ObjectIdentifier) -> bool
         usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return True
-    except ValueError:
-        return False
     return purpose in usage
 
 

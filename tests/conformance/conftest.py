@@ -1,4 +1,4 @@
-"""The verifier as a peer meets it: in memory, and over HTTP/2 with TLS."""
+"""The verifier as a peer meets it: in memory, and over HTTP/2 and HTTP/3."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wire(make_wire: Callable[..., Wire]) -> Wire:
     return make_wire()
 
 
-@pytest.fixture(params=["memory", "tls"])
+@pytest.fixture(params=["memory", "h2", "h3"])
 async def any_wire(
     request: pytest.FixtureRequest, make_wire: Callable[..., Wire], tmp_path: Path
 ) -> AsyncIterator[Wire]:
@@ -40,5 +40,5 @@ async def any_wire(
     if request.param == "memory":
         yield make_wire()
         return
-    async with tls_wire(tmp_path) as made:
+    async with tls_wire(tmp_path, request.param) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Each resource of the verifier over each transport: in memory, and HTTP/2 with TLS."""
+"""Each resource of the verifier over each transport: in memory, HTTP/2 and HTTP/3."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.kit.verifier_wire import OTHER, Wire
 
 
 async def test_a_session_from_its_opening_to_its_end(any_wire: Wire) -> None:
-    """R-5.1-9, R-6.1-4, R-6.3-2, R-6.3-7, R-6.6-2, R-6.7-1, R-6.7-13, R-7-2, R-9-2: POST sessions,
+    """R-5.1-2, R-5.1-9, R-6.1-4, R-6.3-2, R-6.3-7, R-6.6-2, R-6.7-1, R-6.7-13, R-7-2, R-9-2: POST sessions,
     PUT drafter, POST policy, POST proposals, GET output and DELETE session, and refusals of each.
     """
     wire = any_wire

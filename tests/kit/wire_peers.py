@@ -10,7 +10,7 @@ from sdcpd.dev.plan import free_ports
 from sdcpd.engine.fake import FakeDrafter, FakeModel
 from sdcpd.roles.drafter import Drafter, DrafterConfig
 from sdcpd.roles.objects import Objects
-from sdcpd.transport.client import HttpClient
+from sdcpd.transport.client import HttpClient, Transport
 from sdcpd.transport.server import Server
 from tests.kit.certs import CertKit
 from tests.kit.cluster import DOMAIN, PEERS, ROUTER
@@ -34,8 +34,8 @@ def add_drafter(wire: Wire) -> Drafter:
 
 
 @asynccontextmanager
-async def tls_wire(folder: Path) -> AsyncIterator[Wire]:
-    """A wire whose verifier is reached over HTTP/2, TLS 1.3 and certificates on both sides."""
+async def tls_wire(folder: Path, transport: Transport = "h2") -> AsyncIterator[Wire]:
+    """A wire whose verifier is reached over HTTP/2 or HTTP/3, with certificates on both sides."""
     kit = CertKit(folder / "pki", trust_domain=DOMAIN)
     base = f"https://127.0.0.1:{free_ports(1)[0]}/"
     made = Wire(base=base)
@@ -45,13 +45,16 @@ async def tls_wire(folder: Path) -> AsyncIterator[Wire]:
         host="127.0.0.1",
         port=int(base.rsplit(":", 1)[1].rstrip("/")),
         body_bytes_max=1 << 24,
+        http3=True,
     )
     await server.start()
     made.clients = {
-        "router": HttpClient(kit.identity("router", "r0", base_uri=ROUTER)),
-        "drafter": HttpClient(kit.identity("drafter", "d0", base_uri=DRAFTER)),
-        "other": HttpClient(kit.identity("drafter", "d1", base_uri=OTHER)),
-        "front_end": HttpClient(kit.identity("front_end", "f0", base_uri="https://f0.test/")),
+        "router": HttpClient(kit.identity("router", "r0", base_uri=ROUTER), transport=transport),
+        "drafter": HttpClient(kit.identity("drafter", "d0", base_uri=DRAFTER), transport=transport),
+        "other": HttpClient(kit.identity("drafter", "d1", base_uri=OTHER), transport=transport),
+        "front_end": HttpClient(
+            kit.identity("front_end", "f0", base_uri="https://f0.test/"), transport=transport
+        ),
     }
     try:
         yield made

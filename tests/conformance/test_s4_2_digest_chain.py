@@ -107,6 +107,16 @@ async def test_another_prefix_is_found_by_its_digest_alone(wire: Wire, bit: int)
     assert wire.snapshot() == before
 
 
+async def test_another_prompt_is_found_before_any_output(wire: Wire) -> None:
+    """R-4.2-4: the first round extends d[0], which has the contract and the prompt in it."""
+    await wire.ready()
+    digest = wire.served().machine.contract_digest
+    for other in (first(digest, (1, 2, 4)), first(digest, ()), first(bytes(32), (1, 2, 3))):
+        refused(await wire.propose(wire.good(2), base_digest=other), 409, "sdcp-stale-base")
+    assert wire.records() == [] and wire.engine.scored == []
+    verdict_of(await wire.propose(wire.good(2), base_digest=first(digest, (1, 2, 3))))
+
+
 async def test_an_outdated_prefix_is_found(wire: Wire) -> None:
     """R-4.2-4: d of one round before, with the present base."""
     await wire.ready()

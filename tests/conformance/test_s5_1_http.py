@@ -70,6 +70,7 @@ def _open_message(wire: Wire) -> Any:
         (MEDIA_TYPE, True),
         ("Application/SDCP+CBOR; v=1", True),
         ("application/sdcp+cbor;charset=x", True),
+        ("application/sdcp+cbor ; v=1", True),
         ("application/cbor", False),
         ("application/json", False),
         ("application/sdcp+cbor-seq", False),

@@ -112,12 +112,12 @@ async def test_a_slow_drafter_proposes_fewer_tokens(rig: DrafterRig) -> None:
 
 
 async def test_a_fixed_m_is_held_to_the_limits_too() -> None:
-    """R-6.2-1: the operator's choice does not lift m_cap."""
+    """R-6.2-1, R-6.2-2: the operator's choice lifts neither m_init nor m_cap."""
     async with drafter_rig(machine=DrafterSettings(m=3)) as rig:
-        rig.answers(rig.keeps(3, 1, m_cap=2), rig.keeps(2, 1, m_cap=8))
-        lengths = [len((await rig.begin()).as_(Proposal).tokens)]
+        rig.answers(rig.keeps(2, 1, m_cap=1), rig.keeps(1, 1, m_cap=8))
+        lengths = [len((await rig.begin(m_init=2)).as_(Proposal).tokens)]
         lengths += [len((await rig.proposal()).tokens) for _ in range(2)]
-        assert lengths == [3, 2, 3]
+        assert lengths == [2, 1, 3]
 
 
 async def test_no_more_is_drafted_than_can_be_committed(rig: DrafterRig) -> None:

@@ -52,6 +52,20 @@ async def test_answers_that_end_the_session(rig: DrafterRig, answer: Response, t
     assert len(rig.verifier.seen) == 1
 
 
+@pytest.mark.parametrize("status", [201, 202, 203, 206, 299])
+async def test_a_verdict_counts_with_any_2xx(rig: DrafterRig, status: int) -> None:
+    """R-5.1-12: a status of the class of success that nobody listed is success."""
+
+    def kept(seen: Seen) -> Response:
+        verdict = rig.verifier.accepts(seen.as_(Proposal), 2, 30)
+        return Response(status, (("content-type", MEDIA_TYPE),), encode(verdict))
+
+    rig.answers(kept)
+    await rig.begin()
+    following = await rig.proposal()
+    assert (following.round, following.base) == (2, 3)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -109,6 +109,22 @@ async def test_rows_that_cannot_be_had(make_wire: MakeWire, status: int) -> None
     assert await wire.propose([1, 2, 3], q_rows=q_rows) == wanted
 
 
+@pytest.mark.parametrize("seed", range(8))
+async def test_failures_move_no_seeded_value(make_wire: MakeWire, seed: int) -> None:
+    """R-6.4-19, R-6.4-13, D-P9: rows that come late, in two rounds: the texts are the same."""
+    found = []
+    for failures in (0, 3):
+        wire = rule2(make_wire, seed=seed)
+        await wire.ready()
+        rows = uniform(wire, 3)
+        for name in ("q1", "q2"):
+            for _ in range(failures):
+                missing = f"{ROUTER}objects/{wire.log_name}/{name}"
+                refused(await wire.propose([1, 2, 3], q_rows=missing), 409, "sdcp-q-unavailable")
+            found.append(verdict_of(await wire.propose([1, 2, 3], q_rows=wire.put(name, rows))))
+    assert found[:2] == found[2:]
+
+
 async def test_no_rows_are_rows_that_cannot_be_had(make_wire: MakeWire) -> None:
     """R-6.4-11, R-6.3-22, R-7-3: a rule-2 proposal without q_rows."""
     wire = rule2(make_wire)

@@ -42,11 +42,16 @@ async def test_another_certificate_may_not_propose(wire: Wire, who: str) -> None
 
 
 async def test_the_body_names_the_assigned_drafter(wire: Wire) -> None:
-    """R-6.3-3: another URI is refused; another way to write the same one is not (D-H5)."""
+    """R-6.3-3: another URI is refused, before all other checks; another way to write the same one
+    is not (D-H5).
+    """
     await wire.ready()
     for other in (OTHER, "https://d0.test/x/", "https://d0.test:444/", "d0"):
         refused(await wire.propose(wire.good(1), drafter=other), 403, "sdcp-not-assigned")
-    verdict_of(await wire.propose(wire.good(1), drafter="https://D0.TEST:443"))
+    found = verdict_of(await wire.propose(wire.good(1), drafter="https://D0.TEST:443"))
+    for late in ({"round": 1}, {"epoch": 2}, {"base": 7}):  # even a recorded verdict is not told
+        refused(await wire.propose([1], drafter=OTHER, **late), 403, "sdcp-not-assigned")
+    assert verdict_of(await wire.propose([1], round=1)) == found
 
 
 async def test_assignment_comes_before_everything_else(wire: Wire) -> None:
@@ -194,6 +199,16 @@ async def test_the_limit_is_that_of_the_last_verdict(wire: Wire) -> None:
     found = verdict_of(await wire.propose(wire.good(8)))
     assert found.accepted == 8 and found.m_cap == 7
     refused(await wire.propose(wire.good(8)), 422, "sdcp-limit")
+    assert verdict_of(await wire.propose(wire.good(7))).accepted == 7
+
+
+async def test_the_limit_outlives_a_lower_m_init(wire: Wire) -> None:
+    """R-6.3-18, D-N2: the drafter named once more may still go by the m_cap it was last told."""
+    await wire.ready(m_init=7)
+    assert verdict_of(await wire.propose(wire.good(1))).m_cap == 8
+    state_of(await wire.name(m_init=3))
+    assert verdict_of(await wire.propose(wire.good(8))).m_cap == 4
+    refused(await wire.propose(wire.good(5)), 422, "sdcp-limit")
 
 
 async def test_no_token_is_no_proposal(wire: Wire) -> None:

@@ -108,6 +108,23 @@ async def test_load_lowers_m_cap(make_wire: MakeWire) -> None:
     assert [verdict_of(await wire.propose(wire.good(1))).m_cap for _ in range(3)] == [2, 3, 4]
 
 
+async def test_load_lowers_m_cap_after_a_low_round(make_wire: MakeWire) -> None:
+    """R-6.5.1-3, D-K2: whether or not a round is low; the halving alone is not lowered further."""
+    wire = make_wire(members={"low_rounds": 3, "fallback": (1, 5)}, config={"load": 81})
+    await wire.ready(m_init=8)
+    found = [verdict_of(await wire.propose(wire.bad(1))) for _ in range(3)]
+    assert [(v.action, v.m_cap) for v in found] == [(0, 7), (0, 6), (1, 3)]
+
+
+async def test_reduce_halves_the_m_cap_in_force(make_wire: MakeWire) -> None:
+    """R-6.5.2-14, D-K2: not one that load has lowered in the same round."""
+    wire = make_wire(members={"low_rounds": 1, "fallback": (1, 1, 5)}, config={"load": 100})
+    await wire.ready(m_init=8)
+    for wanted in (4, 2):
+        found = verdict_of(await wire.propose(wire.bad(1)))
+        assert (found.action, found.m_cap) == (Action.REDUCE, wanted)
+
+
 async def test_the_verdict_says_the_load(make_wire: MakeWire) -> None:
     """R-5.2-12: the reading pinned at 37."""
     wire = make_wire(config={"load": 37})

@@ -128,6 +128,24 @@ async def test_load_ends_the_period(make_wire: MakeWire) -> None:
     assert wire.served().machine.state_message().state is State.WAITING
 
 
+async def test_load_ends_the_period_of_a_silent_drafter(make_wire: MakeWire) -> None:
+    """R-6.5.2-23, D-R9: one that no escalation began; the drafter stays the assigned one."""
+    wire = make_wire(
+        engine_kind=SteppedTarget,
+        members={"self_load": 50},
+        config={"machine": VerifierSettings(None, 0.2), "load": 0},
+    )
+    await wire.ready()
+    engine = wire.engine
+    assert isinstance(engine, SteppedTarget)
+    await step(wire, engine)
+    wire.pin_load(51)
+    await step(wire, engine)
+    await until(lambda: wire.events)
+    assert (wire.events[0].kind, len(wire.commits())) == (3, 2)
+    assert wire.served().machine.state_message().state is State.ASSIGNED
+
+
 async def test_load_at_self_load_does_not_end_it(make_wire: MakeWire) -> None:
     """R-6.5.2-23: only load above self_load does."""
     wire, engine = await alone(make_wire)
@@ -199,10 +217,10 @@ async def test_an_identical_put_is_a_new_assignment(make_wire: MakeWire) -> None
 async def test_events_are_sent_until_they_are_taken(
     make_wire: MakeWire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-6.5.2-32: 503 twice and 429 once: the same event a fourth time, and then no more."""
+    """R-6.5.2-32, R-5.1-12: 503, 599 and 429: the same event a fourth time, and then no more."""
     monkeypatch.setattr("sdcpd.roles.events.RETRY_FIRST_S", 0.001)
     wire = make_wire(members={"low_rounds": 1, "fallback": (2, 5)})
-    wire.event_answers = [503, 503, 429]
+    wire.event_answers = [503, 599, 429]
     await wire.ready()
     verdict_of(await wire.propose(wire.bad(1)))
     await until(lambda: wire.events)
@@ -211,9 +229,9 @@ async def test_events_are_sent_until_they_are_taken(
     assert wire.deliveries == [wire.events[0]] * 4 and len(wire.events) == 1
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 409])
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 418, 499])
 async def test_an_event_that_is_refused_is_not_sent_again(make_wire: MakeWire, status: int) -> None:
-    """R-6.5.2-32: a 4xx but 429 is an answer (D-V2)."""
+    """R-6.5.2-32, R-5.1-12: a 4xx but 429 is an answer (D-V2)."""
     wire = make_wire(members={"low_rounds": 1, "fallback": (2, 5)})
     wire.event_answers = [status]
     await wire.ready()

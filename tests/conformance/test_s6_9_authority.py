@@ -36,6 +36,8 @@ async def test_older_epochs_are_refused(make_wire: MakeWire) -> None:
     refused(await other.name(epoch=1), 409, "sdcp-stale-epoch")
     refused(await other.open(epoch=1), 409, "sdcp-stale-epoch")
     assert verdict_of(await other.propose(other.good(1), epoch=2)).epoch == 2
+    for round_ in (2, 3):  # nor is a verdict of the new epoch told
+        refused(await other.propose(other.good(1), epoch=1, round=round_), 409, "sdcp-stale-epoch")
 
 
 async def test_a_partitioned_verifier_can_do_nothing_more(make_wire: MakeWire) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cbor2
 import pytest
 
 from sdcpd.engine.fake import FakeModel
@@ -21,10 +22,11 @@ from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.rates import DRAFTER_FACTOR, RateLimit
 from sdcpd.transport.client import HttpClient
-from sdcpd.transport.http import PeerRefused
-from tests.kit.answers import output_of, refused, state_of, verdict_of
+from sdcpd.transport.http import PeerRefused, Request, Response
+from tests.kit.answers import output_of, refused, state_of, until, verdict_of
 from tests.kit.certs import CertKit
 from tests.kit.cluster import ROUTER, cluster
+from tests.kit.failover import fence
 from tests.kit.network import TlsNetwork
 from tests.kit.router_rig import router_rig
 from tests.kit.verifier_machine import SESSION
@@ -216,6 +218,26 @@ def test_a_normal_rate_is_never_limited() -> None:
     assert sum(limit.allow(b"s" * 16, "d1") for _ in range(100)) == 10  # a second's burst
 
 
+def test_a_pause_saves_nothing_up() -> None:
+    """R-9-8: after any silence a session and a drafter have a second's burst, as at the start."""
+    now = 0.0
+    limit = RateLimit(10.0, clock=lambda: now)
+    assert limit.allow(b"s" * 16, "d0")
+    now = 1000.0
+    assert sum(limit.allow(b"s" * 16, "d0") for _ in range(100)) == 10
+    many = [limit.allow(bytes([i]) * 16, "d0") for i in range(250)]
+    assert sum(many) == 10 * DRAFTER_FACTOR - 10
+
+
+async def test_a_stranger_uses_up_no_sessions_rounds(make_wire: MakeWire) -> None:
+    """R-9-8, D-X2: what a drafter that is not the assigned one sends counts for itself alone."""
+    wire = make_wire(config={"round_rate": 1.0})
+    await wire.ready()
+    for _ in range(5):
+        refused(await wire.propose([1], who="other"), 403, "sdcp-not-assigned")
+    verdict_of(await wire.propose(wire.good(1)))
+
+
 # ---- user data
 
 
@@ -235,6 +257,47 @@ async def test_logs_and_errors_tell_no_tokens(caplog: pytest.LogCaptureFixture) 
     assert all(token >= 80_000 for token in text) and len(caplog.records) > 5
     for mark in (*marks, *set(text)):
         assert str(mark) not in caplog.text
+
+
+async def test_a_discarded_round_is_told_nowhere(
+    make_wire: MakeWire, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R-9-12, D-M12: its log is out of reach, then fenced: the tokens are in no line."""
+    caplog.set_level(logging.DEBUG)
+    wire = make_wire(model=Shifted())
+    wire.engine.info = replace(wire.engine.info, vocab=1 << 20)
+    await wire.ready()
+    verdict_of(await wire.propose(good := wire.good(2)))
+    answers = [Response(500)]
+
+    async def ill(request: Request) -> Response | None:
+        return answers.pop() if request.method == "PUT" and answers else None
+
+    wire.mlc.before = ill
+    refused(await wire.propose(more := wire.good(2)), 503)
+    fence(wire, 2)
+    await until(lambda: wire.served().machine.fenced)
+    assert "cannot append" in caplog.text and "discarded" in caplog.text
+    for token in (*good, *more):
+        assert token >= 80_000 and str(token) not in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [-98_761, "98761", 98_761.5, [98_761], 1 << 64])
+async def test_malformed_messages_are_not_repeated(wire: Wire, wrong: object) -> None:
+    """R-9-12, D-H10: a prompt or proposal that cannot be read is refused without a word of it."""
+    tokens = [98_762, wrong, 98_763]
+    await wire.ready()
+    proposal = cbor2.loads(encode(wire.proposal([1])))
+    opened = cbor2.loads(encode(opening(wire, session=bytes(16))))
+    stop = {**opened["contract"], "stop": tokens}
+    for who, path, message in (
+        ("drafter", "proposals", {**proposal, "tokens": tokens}),
+        ("router", "sessions", {**opened, "prompt": tokens}),
+        ("router", "sessions", {**opened, "contract": stop}),
+    ):
+        answer = await wire.send(who, "POST", path, cbor2.dumps(message))
+        assert answer.status in (400, 422)
+        assert b"9876" not in answer.body, answer.body
 
 
 class Shifted(FakeModel):

@@ -70,7 +70,7 @@ def test_distribution_agrees(scores: list[list[float]], profile: Sampling) -> No
 def test_rules_agree(
     scores: list[list[float]], profile: Sampling, tokens: list[int], base: int
 ) -> None:
-    """R-6.4-1 to R-6.4-8, D-A1 to D-A5, R-Z-1: rules 1, 2 and 200."""
+    """R-6.4-1, R-6.4-5, R-6.4-6, R-6.4-7, R-6.4-8, R-6.4-9, D-A1 to D-A5, R-Z-1: rules 1, 2, 200."""
     count = len(tokens)
     used = scores[: count + 1]
     p = [plain.target_distribution(row, profile) for row in used]
@@ -105,6 +105,54 @@ def test_rules_agree(
         )
         found = tensors.accept(torch.tensor(used, dtype=torch.float32), work)
         assert (found.accepted, found.additional) == (expected.accepted, expected.additional), rule
+
+
+@pytest.mark.parametrize("entry", VECTORS["rule1"], ids=lambda e: e["name"])
+def test_rule_1_vectors(entry: dict[str, Any]) -> None:
+    """R-6.4-1, R-6.4-2, R-6.4-3: also where all are accepted."""
+    rows = entry.get("p_rows") or [
+        [float(t == best) for t in range(16)] for best in entry["argmax"]
+    ]
+    work = Score(
+        session=b"s" * 16,
+        epoch=1,
+        prefix=Prefix([], 0, 0),
+        proposed=tuple(entry["tokens"]),
+        rule=1,
+        sampling=Sampling(),
+        base=entry["n"],
+    )
+    found = tensors.accept(torch.tensor(rows, dtype=torch.float32), work)
+    assert (found.accepted, found.additional) == (entry["a"], entry["additional"])
+
+
+@pytest.mark.parametrize("entry", VECTORS["rule2"]["seeded"])
+def test_seeded_rule_2_vectors(entry: dict[str, Any]) -> None:
+    """R-6.4-13, R-6.4-14: the values drawn, by i and purpose, and what they lead to."""
+    drawn = []
+
+    def draw(i: int, purpose: int) -> float:
+        drawn.append((i, purpose))
+        return plain.verifier_random(
+            int(entry["seed"]), bytes.fromhex(entry["session"]), entry["round"], i, purpose
+        )
+
+    q_rows = b"".join(struct.pack(f"<{len(row)}f", *row) for row in entry["q"])
+    work = Score(
+        session=bytes.fromhex(entry["session"]),
+        epoch=1,
+        prefix=Prefix([], 0, 0),
+        proposed=tuple(entry["tokens"]),
+        rule=2,
+        sampling=Sampling(),
+        base=0,
+        draw=draw,
+        q_rows=q_rows,
+    )
+    logits = [[math.log(p) if p > 0 else -math.inf for p in row] for row in entry["p"]]
+    found = tensors.accept(torch.tensor(logits, dtype=torch.float64), work)
+    assert (found.accepted, found.additional) == (entry["a"], entry["additional"])
+    assert drawn == [(value["i"], value["purpose"]) for value in entry["draws"]]
 
 
 def test_ties_go_to_the_smallest_token() -> None:

@@ -138,6 +138,26 @@ async def test_drafter_that_is_the_target_has_everything_accepted(
     await drafter.aclose()
 
 
+async def test_a_draft_goes_on_from_what_was_accepted_alone(tiny: tuple[Any, Path]) -> None:
+    """R-6.3-37: after partial verdicts, bit for bit what a drafter that saw no others drafts."""
+    used, fresh = (
+        ModelDrafter(
+            runner_of(tiny[1]), model=b"m", tokenizer=b"t", vocab=160, kv_octets_max=1 << 30
+        )
+        for _ in range(2)
+    )
+    tokens = [4, 5, 6]
+    for kept in (2, 0, 3, 1):
+        draft = await used.draft(draft_work(2, Sampling(temperature_milli=1000), tokens))
+        other = await fresh.draft(draft_work(2, Sampling(temperature_milli=1000), tokens))
+        assert draft.q_rows is not None and other.q_rows is not None
+        assert draft.q_rows[: 4 * 160] == other.q_rows[: 4 * 160]
+        fresh.forget(b"d" * 16)
+        tokens += [*draft.tokens[:kept], (draft.tokens[kept] + 1) % 160]
+    await used.aclose()
+    await fresh.aclose()
+
+
 async def test_rule_2_rows_are_the_distribution_sampled_from(tiny: tuple[Any, Path]) -> None:
     """R-5.2-15, R-5.2-16: V values a row, q > 0 at each proposed token, top 64 at most."""
     drafter = ModelDrafter(

@@ -110,6 +110,17 @@ def mlc(logs: LmdbLogStore, clock: Clock) -> Mlc:
 # Objects.
 
 
+async def test_nothing_is_served_beside_the_base(mlc: Mlc) -> None:
+    """R-5.1-8: objects and logs lie below the base URI alone."""
+    assert await mlc.status("PUT", OBJECT, b"rows", if_none_match="*") == 201
+    assert await mlc.status("PUT", LOG, commit(1), content_type=SEQ, if_none_match="*") == 201
+    for path in (OBJECT, LOG):
+        below = path.removeprefix("/mlc")
+        for wrong in (below, below[1:], f"/xxx{below}", f"/mlc{path}", f"/.well-known{below}"):
+            assert await mlc.status("GET", wrong) == 404, wrong
+        assert await mlc.status("GET", path) == 200
+
+
 async def test_dm1_an_object_is_written_and_read(mlc: Mlc) -> None:
     made = await mlc("PUT", OBJECT, b"rows", content_type="application/cbor", if_none_match="*")
     assert (made.status, made.header("location")) == (201, OBJECT)

@@ -9,7 +9,7 @@ DEV_ARGS ?=
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install dev test test-slow conformance lint clean train
+.PHONY: install dev test test-slow conformance mutants lint clean train
 
 install: .venv/installed
 
@@ -40,6 +40,10 @@ conformance: install
 # STORIES=stories.jsonl OUT=DIR
 train: install
 	$(BIN)/python -m sdcpd.dev.train --stories $(STORIES) --out $(OUT)
+
+# Planted faults, and whether the tests of their requirements notice them.  IDS="R-2-1 ..."
+mutants: install
+	$(BIN)/python -m tests.mutants $(IDS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Planted faults, which show that the tests of a requirement can fail."""

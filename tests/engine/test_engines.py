@@ -139,7 +139,9 @@ async def test_drafter_that_is_the_target_has_everything_accepted(
 
 
 async def test_a_draft_goes_on_from_what_was_accepted_alone(tiny: tuple[Any, Path]) -> None:
-    """R-6.3-37: after partial verdicts, bit for bit what a drafter that saw no others drafts."""
+    """R-6.3-37: after partial verdicts, and when it has missed some (D-D2): bit for bit what a
+    drafter that saw no other tokens drafts.
+    """
     used, fresh = (
         ModelDrafter(
             runner_of(tiny[1]), model=b"m", tokenizer=b"t", vocab=160, kv_octets_max=1 << 30
@@ -147,13 +149,13 @@ async def test_a_draft_goes_on_from_what_was_accepted_alone(tiny: tuple[Any, Pat
         for _ in range(2)
     )
     tokens = [4, 5, 6]
-    for kept in (2, 0, 3, 1):
+    for kept, missed in ((2, 0), (0, 3), (3, 1), (1, 2), (0, 0)):
         draft = await used.draft(draft_work(2, Sampling(temperature_milli=1000), tokens))
         other = await fresh.draft(draft_work(2, Sampling(temperature_milli=1000), tokens))
         assert draft.q_rows is not None and other.q_rows is not None
         assert draft.q_rows[: 4 * 160] == other.q_rows[: 4 * 160]
         fresh.forget(b"d" * 16)
-        tokens += [*draft.tokens[:kept], (draft.tokens[kept] + 1) % 160]
+        tokens += [*draft.tokens[:kept], (draft.tokens[kept] + 1) % 160, *range(missed)]
     await used.aclose()
     await fresh.aclose()
 

@@ -103,7 +103,7 @@ class RouterSection(Section):
     m_max: Annotated[int, Field(ge=1, le=64)] = 16
     low_rounds: Annotated[int, Field(ge=1, le=1000)] = 8
     low_ratio: Percent = 0
-    fallback: Ladder = (Action.REDUCE, Action.SWITCH, Action.SELF_DECODE, Action.FAIL)
+    fallback: Ladder = (Action.REDUCE, Action.SWITCH, Action.SELF_DECODE)
     self_load: Percent = 100
     self_max: Annotated[int, Field(ge=0)] | None = None
     switch_grace: DurationOrNever = 2.0

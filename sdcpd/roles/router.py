@@ -30,6 +30,7 @@ from tiers.api import Records
 
 log = logging.getLogger("sdcpd.router")
 WATCH_S = 0.1  # how often expired statuses are looked for; a fraction of any ttl
+LADDER_MAX = 1024  # entries of a contract's ladder
 ENDED_MAX = 1024  # ended sessions remembered so that late events are answered
 
 
@@ -44,7 +45,8 @@ class RouterConfig:
     m_max: int = 16
     low_rounds: int = 8
     low_ratio: int | None = None
-    fallback: tuple[int, ...] = (Action.REDUCE, Action.SWITCH, Action.SELF_DECODE, Action.FAIL)
+    fallback: tuple[int, ...] = (Action.REDUCE, Action.SWITCH, Action.SELF_DECODE)
+    """The ladder; unless it ends in fail, its last entry is taken again and again."""
     self_load: int | None = 100
     self_max: int | None = None
     permitted: Mapping[str, Permitted] = field(default_factory=dict)
@@ -243,18 +245,24 @@ class Router:
             stop=request.stop,
             low_rounds=self.config.low_rounds,
             low_ratio=self.config.low_ratio,
-            fallback=self._fallback(),
+            fallback=self._fallback(request.max_new),
             self_load=100 if not request.speculate else self.config.self_load,
             self_max=None if not request.speculate else self.config.self_max,
         )
 
-    def _fallback(self) -> tuple[int, ...]:
-        """The ladder; switching is left out while there is nobody to switch to."""
+    def _fallback(self, max_new: int) -> tuple[int, ...]:
+        """The ladder; switching is left out while there is nobody to switch to.
+
+        The draft fails a session at the ladder's end. A text must not fail because drafters are
+        bad at it, so the ladder is as long as the text may need.
+        """
         drafters = self.board.drafters(self._probe(), now=time.monotonic())
         ladder = tuple(
             entry for entry in self.config.fallback if entry != Action.SWITCH or len(drafters) > 1
         )
-        return ladder or self.config.fallback
+        ladder = ladder or self.config.fallback
+        more = min(LADDER_MAX, max_new // self.config.low_rounds + 1) - len(ladder)
+        return ladder if ladder[-1] == Action.FAIL else ladder + ladder[-1:] * max(0, more)
 
     # ---- resources
 

@@ -311,6 +311,36 @@ def test_three_roles_in_one_process_give_the_same_text(site: Site) -> None:
     assert not process.log.count(" W "), process.log
 
 
+def test_a_cluster_that_calls_over_http_3_alone_gives_the_same_text(site: Site) -> None:
+    """R-5.1-2, D-H8: processes of their own, QUIC between them, certificates on both sides."""
+    directory = site.directory / "h3"
+    directory.mkdir()
+    names = ("router", "verifier", "drafter")
+    quic = Site(directory, site.model, dict(zip(names, free_ports(3), strict=True)))
+    specs = [f"{role}/q0={quic.base(role)}" for role in names]
+    made = sdcpctl("certs", "init", "--trust-domain", "by.hand", *specs, cwd=directory)
+    assert made.returncode == 0, made.stderr
+    quic.tls = tls_lines(made.stdout)
+    node = quic.tls.index("[node]")
+    quic.tls[node + 1 : node + 1] = ['transport = "h3"']
+    try:
+        for role in names:
+            quic.start(f"{role}-q0", quic.config(role, *quic.section(role, role)))
+        for process in quic.running.values():
+            process.wait_notified("READY=1")
+        socket_path = directory / "router-q0.sock"
+        wait_until(lambda: len(ask(socket_path, "GET", "/status")["instances"]) == 2, "both report")
+        body = {"prompt": PROMPT, "max_tokens": TOKENS}
+        generated = ask(socket_path, "POST", "/generate", body)
+        assert generated["rounds"] > 0
+        quic.stop()
+    finally:
+        for process in quic.running.values():
+            process.process.kill()
+            process.process.wait()
+    assert generated["tokens"] == ask(site.router_socket, "POST", "/generate", body)["tokens"]
+
+
 # ---- what does not start
 
 

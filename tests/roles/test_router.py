@@ -24,7 +24,7 @@ from sdcpd.protocol.problems import BadContract, to_json
 from sdcpd.roles.generation import GenerationError, GenerationRequest
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.loopback import LoopbackClient
-from tests.kit.cluster import ROUTER, Cluster, peer
+from tests.kit.cluster import ROUTER, Cluster, cluster, peer
 
 V0, D0, D1 = "https://v0.test/", "https://d0.test/", "https://d1.test/"
 GREEDY = GenerationRequest((1, 2), 8, (), Sampling(temperature_milli=0))
@@ -250,3 +250,28 @@ async def test_no_verifier_is_said_at_once(scripted: Scripted) -> None:
         await scripted.cluster.router.generate(GREEDY)
     assert e.value.retry_after_s is not None
     assert not scripted.cluster.router.readiness().ready
+
+
+@pytest.mark.parametrize(
+    ("configured", "drafters", "wanted"),
+    [
+        ((Action.REDUCE, Action.SELF_DECODE), 1, (1,) + (3,) * 12),
+        ((Action.REDUCE, Action.SWITCH), 1, (1,) * 13),
+        ((Action.SWITCH,), 2, (2,) * 13),
+        ((Action.REDUCE, Action.FAIL), 1, (1, 5)),
+    ],
+)
+async def test_a_ladder_is_as_long_as_the_text_may_need(
+    configured: tuple[int, ...], drafters: int, wanted: tuple[int, ...]
+) -> None:
+    """A text fails for bad drafters only where the operator says so."""
+    async with cluster(drafters=drafters, fallback=configured, low_rounds=3) as made:
+        await made.router.generate(GenerationRequest((1,), 38, (), Sampling(temperature_milli=0)))
+        (routed,) = made.router.sessions
+        assert routed.machine.contract.fallback == wanted
+
+
+async def test_a_text_outlives_its_bad_drafter() -> None:
+    """Low rounds without end, and the text is there to its last token."""
+    async with cluster(noise=1.0, low_rounds=1, self_max=1) as made:
+        assert await made.text((1, 2), 40) == made.model.text((1, 2), 40)

@@ -131,7 +131,8 @@ def make_plan(seed: int) -> Plan:
         fallback=tuple(
             rng.choice((Action.REDUCE, Action.SWITCH, Action.SELF_DECODE))
             for _ in range(rng.choice((1, 3, 6)))
-        ),
+        )
+        + rng.choice(((), (Action.FAIL,))),
         self_load=rng.choice((None, 0, 100, 100, 100)) if noise else 100,
         self_max=rng.choice((None, None, 1, 5)),
         enforcing=rng.random() < 0.5,

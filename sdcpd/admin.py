@@ -10,16 +10,15 @@ import json
 import logging
 import struct
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import sdcpd
 from sdcpd.engine.tokenizer import ChatTemplateError, TextModel
 from sdcpd.metrics import MEDIA_TYPE as METRICS_TYPE
-from sdcpd.metrics import exposition
+from sdcpd.metrics import Metrics
 from sdcpd.protocol.messages import InstanceRole, Sampling, Status
 from sdcpd.protocol.uris import session_path_id
-from sdcpd.roles.counts import RoundCounts
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.generation import GenerationError, GenerationRequest
 from sdcpd.roles.router import Router
@@ -28,8 +27,6 @@ from sdcpd.transport.http import Request, Response
 
 log = logging.getLogger("sdcpd.admin")
 SCHEMA = "sdcpctl/v1"
-Metrics = tuple[str, RoundCounts]
-"""A role and what it has counted."""
 Resource = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -47,7 +44,7 @@ class _JsonResources:
     """Dispatches `METHOD /path` to functions from JSON object to JSON object."""
 
     def __init__(
-        self, resources: dict[tuple[str, str], Resource], *, metrics: Metrics | None = None
+        self, resources: Mapping[tuple[str, str], Resource], *, metrics: Metrics | None = None
     ) -> None:
         """`metrics` is what GET /metrics shows, as Prometheus text."""
         self._resources, self._metrics = resources, metrics
@@ -55,7 +52,7 @@ class _JsonResources:
     async def handle(self, request: Request) -> Response:
         """Answer a request; never raises."""
         if self._metrics is not None and (request.method, request.path) == ("GET", "/metrics"):
-            return Response(200, (("content-type", METRICS_TYPE),), exposition(*self._metrics))
+            return Response(200, (("content-type", METRICS_TYPE),), self._metrics.text())
         resource = self._resources.get((request.method, request.path))
         if resource is None:
             return _json(404, {"error": f"no such resource: {request.method} {request.path}"})
@@ -78,12 +75,19 @@ class RouterAdmin(_JsonResources):
     """The router's socket: the cluster as it sees it, and texts for `sdcpd dev --once`."""
 
     def __init__(
-        self, name: str, router: Router, text: TextModel, *, api: str | None = None
+        self,
+        name: str,
+        router: Router,
+        text: TextModel,
+        *,
+        api: str | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """`api` is where clients reach the model, if they can."""
         self._name, self._router, self._text, self._api = name, router, text, api
         self._begun = time.monotonic()
-        super().__init__({("GET", "/status"): self.status, ("POST", "/generate"): self.generate})
+        resources = {("GET", "/status"): self.status, ("POST", "/generate"): self.generate}
+        super().__init__(resources, metrics=metrics)
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Instances, sessions and counts."""
@@ -184,10 +188,9 @@ class RouterAdmin(_JsonResources):
 class VerifierAdmin(_JsonResources):
     """A verifier's socket."""
 
-    def __init__(self, name: str, verifier: Verifier) -> None:
+    def __init__(self, name: str, verifier: Verifier, *, metrics: Metrics | None = None) -> None:
         self._name, self._verifier = name, verifier
         self._begun = time.monotonic()
-        metrics = ("verifier", verifier.rounds)
         super().__init__({("GET", "/status"): self.status}, metrics=metrics)
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -217,10 +220,9 @@ class VerifierAdmin(_JsonResources):
 class DrafterAdmin(_JsonResources):
     """A drafter's socket."""
 
-    def __init__(self, name: str, drafter: Drafter) -> None:
+    def __init__(self, name: str, drafter: Drafter, *, metrics: Metrics | None = None) -> None:
         self._name, self._drafter = name, drafter
         self._begun = time.monotonic()
-        metrics = ("drafter", drafter.rounds)
         super().__init__({("GET", "/status"): self.status}, metrics=metrics)
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:

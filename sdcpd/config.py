@@ -68,6 +68,7 @@ class TlsSection(Section):
     ca: Template = "/etc/sdcpd/certs/ca.crt"
     cert: Template = "/etc/sdcpd/certs/{role}.{name}.crt"
     key: Template = "/etc/sdcpd/certs/{role}.{name}.key"
+    crl: Template = ""
 
 
 class PeerSection(Section):

@@ -12,6 +12,7 @@ from sdcpd.admin import DrafterAdmin, RouterAdmin, VerifierAdmin
 from sdcpd.config import Config
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.engines import draft_engine, target_engine, text_model
+from sdcpd.metrics import Metrics
 from sdcpd.parts import Instance, Parts, StartError, reason
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.status import instance_name
@@ -58,7 +59,7 @@ class Daemon:
 
     def _reload(self) -> None:
         service.notify_reloading()
-        self._parts.reload_certificates()
+        self._parts.certificates.reload()
         service.notify("READY=1")
 
     async def _start_all(self) -> None:
@@ -69,6 +70,7 @@ class Daemon:
         # The router first: the others report to it as soon as they are up.
         for instance in sorted(self._instances, key=lambda i: i.role != "router"):
             await self._start(instance, objects)
+        self._parts.tasks.spawn(self._parts.certificates.watch(), name="certificates")
         service.notify("READY=1")
         log.info("ready: %s", ", ".join(i.label for i in self._instances))
 
@@ -112,10 +114,14 @@ class Daemon:
         )
         self._parts.stack.push_async_callback(router.aclose)
         router.restore()
-        await self._parts.serve(instance, router.listener, identity, section.base_uri)
+        metrics = Metrics("router")
+        await self._parts.serve(
+            instance, router.listener, identity, base_uri=section.base_uri, metrics=metrics
+        )
         self._parts.tasks.spawn(router.run(), name="router")
         await self._parts.start_admin(
-            instance, RouterAdmin(instance.name, router, text, api=self._api_uri())
+            instance,
+            RouterAdmin(instance.name, router, text, api=self._api_uri(), metrics=metrics),
         )
         await self._start_api(router, text)
 
@@ -141,7 +147,10 @@ class Daemon:
             status_ttl_s=section.status_ttl,
         )
         self._parts.stack.push_async_callback(verifier.aclose)
-        await self._parts.serve(instance, verifier.listener, identity, section.base_uri)
+        metrics = Metrics("verifier", verifier.rounds)
+        await self._parts.serve(
+            instance, verifier.listener, identity, base_uri=section.base_uri, metrics=metrics
+        )
         self._parts.report(
             client,
             section.router,
@@ -149,7 +158,9 @@ class Daemon:
             name=verifier.instance,
             interval_s=section.status_ttl / 3,
         )
-        await self._parts.start_admin(instance, VerifierAdmin(instance.name, verifier))
+        await self._parts.start_admin(
+            instance, VerifierAdmin(instance.name, verifier, metrics=metrics)
+        )
 
     async def _start_drafter(self, instance: Instance, objects: Tier) -> None:
         from sdcpd.roles.drafter import Drafter
@@ -171,7 +182,10 @@ class Daemon:
             name=instance_name(instance.name),
         )
         self._parts.stack.push_async_callback(drafter.aclose)
-        await self._parts.serve(instance, drafter.listener, identity, section.base_uri)
+        metrics = Metrics("drafter", drafter.rounds)
+        await self._parts.serve(
+            instance, drafter.listener, identity, base_uri=section.base_uri, metrics=metrics
+        )
         self._parts.report(
             client,
             section.router,
@@ -179,7 +193,9 @@ class Daemon:
             name=drafter.instance,
             interval_s=section.status_interval,
         )
-        await self._parts.start_admin(instance, DrafterAdmin(instance.name, drafter))
+        await self._parts.start_admin(
+            instance, DrafterAdmin(instance.name, drafter, metrics=metrics)
+        )
 
     async def _start_api(self, router: Router, text: TextModel) -> None:
         section = self._config.api

@@ -3,30 +3,100 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from sdcpd.protocol.problems import PROBLEMS_BY_SUFFIX
 from sdcpd.roles.counts import ESCALATIONS, RoundCounts
+from sdcpd.transport.refusals import REASONS
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
-def exposition(role: str, counts: RoundCounts) -> bytes:
-    """The counters of one role, in Prometheus' text format."""
-    registry = CollectorRegistry()
-    registry.register(_Collector(role, counts))
-    return generate_latest(registry)
+class Metrics:
+    """What one role shows at its admin socket."""
+
+    def __init__(self, role: str, rounds: RoundCounts | None = None) -> None:
+        """`rounds` are those of a verifier or drafter."""
+        self.handshake_failures: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        """Connections that were not let in, by reason."""
+        self.expiry_s: Callable[[], float] | None = None
+        """When the role's certificate expires, in seconds since the epoch."""
+        self._registry = CollectorRegistry()
+        self._registry.register(_Tls(role, self))
+        if rounds is not None:
+            self._registry.register(_Rounds(role, rounds))
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        return generate_latest(self._registry)
 
 
 class _Collector:
-    """Reads the counters when it is asked."""
+    """Makes metrics that carry the role."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+
+    def _family(self, name: str, text: str, *labels: str) -> CounterMetricFamily:
+        return CounterMetricFamily(name, text, labels=("role", *labels))
+
+    def _total(self, name: str, text: str, value: int) -> Metric:
+        family = self._family(name, text)
+        family.add_metric([self._role], value)
+        return family
+
+    def _histogram(self, name: str, text: str, lengths: Counter[int]) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=("role",))
+        buckets = [
+            (str(float(le)), float(sum(n for length, n in lengths.items() if length <= le)))
+            for le in LENGTHS
+        ]
+        buckets.append(("+Inf", float(sum(lengths.values()))))
+        total = sum(length * n for length, n in lengths.items())
+        family.add_metric([self._role], buckets, sum_value=total)
+        return family
+
+
+class _Tls(_Collector):
+    """Who was not let in, and until when others let us in."""
+
+    def __init__(self, role: str, metrics: Metrics) -> None:
+        super().__init__(role)
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """Both."""
+        failures = self._family(
+            "sdcp_tls_handshake_failures", "Connections not let in, by reason.", "reason"
+        )
+        for reason, count in self._metrics.handshake_failures.items():
+            failures.add_metric([self._role, reason], count)
+        yield failures
+        if self._metrics.expiry_s is not None:
+            expiry = GaugeMetricFamily(
+                "sdcp_tls_certificate_expiry_timestamp_seconds",
+                "When the role's certificate expires.",
+                labels=("role",),
+            )
+            expiry.add_metric([self._role], self._metrics.expiry_s())
+            yield expiry
+
+
+class _Rounds(_Collector):
+    """Reads the counters of rounds when it is asked."""
 
     def __init__(self, role: str, counts: RoundCounts) -> None:
-        self._role, self._counts = role, counts
+        super().__init__(role)
+        self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of the role."""
@@ -56,25 +126,6 @@ class _Collector:
         for suffix in sorted({*PROBLEMS_BY_SUFFIX, *counts.rejected}):
             rejected.add_metric([self._role, _label(suffix)], counts.rejected[suffix])
         yield rejected
-
-    def _family(self, name: str, text: str, *labels: str) -> CounterMetricFamily:
-        return CounterMetricFamily(name, text, labels=("role", *labels))
-
-    def _total(self, name: str, text: str, value: int) -> Metric:
-        family = self._family(name, text)
-        family.add_metric([self._role], value)
-        return family
-
-    def _histogram(self, name: str, text: str, lengths: Counter[int]) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=("role",))
-        buckets = [
-            (str(float(le)), float(sum(n for length, n in lengths.items() if length <= le)))
-            for le in LENGTHS
-        ]
-        buckets.append(("+Inf", float(sum(lengths.values()))))
-        total = sum(length * n for length, n in lengths.items())
-        family.add_metric([self._role], buckets, sum_value=total)
-        return family
 
 
 def _label(suffix: str) -> str:

@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 from sdcpd import settings
 from sdcpd.admin import Admin
+from sdcpd.certificates import Certificates
 from sdcpd.config import Config
+from sdcpd.metrics import Metrics
 from sdcpd.protocol.messages import Status
 from sdcpd.protocol.problems import Forbidden
 from sdcpd.protocol.uris import base_uri_equal
@@ -72,17 +74,7 @@ class Parts:
         self.tasks = Tasks()
         self.peers = PeerTable(config.node.trust_domain, settings.peer_entries(config))
         self._routes: dict[str, Handler] = {}  # base URIs served in this process
-        self._identities: list[TlsIdentity] = []
-
-    def reload_certificates(self) -> None:
-        """Take new certificates; those that do not fit leave the old ones in use."""
-        for identity in self._identities:
-            try:
-                identity.reload()
-            except IdentityError as e:
-                log.error("certificates not reloaded, the old ones stay in use: %s", e)
-            else:
-                log.info("certificates reloaded: %s", ", ".join(identity.uris))
+        self.certificates = Certificates()
 
     def objects_tier(self, first: Instance) -> Tier:
         """The process's one cache, named after its first instance; raises TierError."""
@@ -94,14 +86,19 @@ class Parts:
         """Load an instance's certificate; raises IdentityError, also for a wrong role."""
         tls = self.config.tls
         cert = instance.fill(tls.cert)
-        identity = TlsIdentity(ca=instance.fill(tls.ca), cert=cert, key=instance.fill(tls.key))
+        identity = TlsIdentity(
+            ca=instance.fill(tls.ca),
+            cert=cert,
+            key=instance.fill(tls.key),
+            crl=instance.fill(tls.crl) if tls.crl else None,
+        )
         roles = self.peers.identify(_own_peer(identity)).roles
         if instance.role not in roles:
             raise IdentityError(
                 f"certificate {cert} does not carry the role {instance.role} of trust "
                 f"domain {self.config.node.trust_domain}; issue one with sdcpctl certs issue"
             )
-        self._identities.append(identity)
+        self.certificates.add(identity)
         return identity
 
     def client(self, identity: TlsIdentity) -> LoopbackClient:
@@ -109,6 +106,7 @@ class Parts:
         http = HttpClient(
             identity, check_peer=self._check_server, transport=self.config.node.transport
         )
+        self.certificates.on_renewal(identity, http.renew_connections)
         self.stack.push_async_callback(http.aclose)
         return LoopbackClient(self._routes, _own_peer(identity), fallback=http)
 
@@ -134,7 +132,13 @@ class Parts:
             )
 
     async def serve(
-        self, instance: Instance, listener: Listener, identity: TlsIdentity, base_uri: str
+        self,
+        instance: Instance,
+        listener: Listener,
+        identity: TlsIdentity,
+        *,
+        base_uri: str,
+        metrics: Metrics,
     ) -> None:
         """Listen for an instance; raises StartError."""
         host, port = settings.listen_of(self.config, instance.role)
@@ -153,7 +157,10 @@ class Parts:
             port=port,
             body_bytes_max=body_bytes_max,
             http3=self.config.node.http3,
+            on_refused=lambda reason: metrics.handshake_failures.update((reason,)),
         )
+        metrics.expiry_s = lambda: identity.not_after.timestamp()
+        self.certificates.on_renewal(identity, server.drain_connections)
         try:
             await server.start()
         except OSError as e:

@@ -54,6 +54,26 @@ _ALERT_NAMES = {
     70: "TLSV1_ALERT_PROTOCOL_VERSION",
     116: "TLSV13_ALERT_CERTIFICATE_REQUIRED",
 }
+REASONS = (
+    "no_certificate",
+    "unknown_ca",
+    "expired",
+    "not_yet_valid",
+    "wrong_purpose",
+    "revoked",
+    "crl",
+    "bad_certificate",
+    "tls_version",
+    "alpn",
+    "plain_http",
+    "peer_alert",
+    "tls_error",
+    "handshake_timeout",
+    "handshake_flood",
+    "too_many_connections",
+    "http_error",
+)
+"""Every word that a refusal is counted under."""
 _NO_CERTIFICATE = "no client certificate; every peer needs one, see: sdcpctl certs issue"
 _VERSION_REASONS = frozenset(
     ("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "WRONG_SSL_VERSION")

@@ -64,6 +64,7 @@ class TlsIdentity:
     def __init__(self, *, ca: Path, cert: Path, key: Path, crl: Path | None = None) -> None:
         """Load and check PEM files; raises IdentityError."""
         self._paths = (Path(ca), Path(cert), Path(key), None if crl is None else Path(crl))
+        self._stamp = self.stamp()
         self._loaded = _load(*self._paths)
 
     @property
@@ -121,11 +122,21 @@ class TlsIdentity:
         """The context to switch to after a handshake: it records no certificates."""
         return self._loaded.quiet
 
+    def stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """What tells one state of the files from another; nothing is read."""
+        return tuple(_stamp(path) for path in self._paths if path is not None)
+
+    @property
+    def loaded_stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """The stamp of the files when they were read last, successfully or not."""
+        return self._stamp
+
     def reload(self) -> None:
         """Read the files again and swap the contexts; raises IdentityError and keeps the old.
 
         New contexts, because a live one can only add authorities, never drop one.
         """
+        self._stamp = self.stamp()
         fresh = _load(*self._paths)
         if set(fresh.uris) != set(self._loaded.uris):
             raise IdentityError(
@@ -133,6 +144,14 @@ class TlsIdentity:
                 f"{', '.join(self._loaded.uris)}; restart sdcpd to take another identity"
             )
         self._loaded = fresh
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        state = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (state.st_mtime_ns, state.st_size, state.st_ino)
 
 
 def peer_of(ssl_object: ssl.SSLObject, *, address: str = "") -> Peer:

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sdcpd.admin import DrafterAdmin, VerifierAdmin
+from sdcpd.metrics import Metrics
 from sdcpd.protocol.messages import Action, Verdict
 from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.transport.http import Request
@@ -55,7 +56,7 @@ async def propose(wire: Wire, good: int, bad: int) -> Verdict:
 
 async def test_a_verifiers_counts_match_a_scripted_run(wire: Wire) -> None:
     """R-8-3: accepted lengths, M, escalations by action, stale bases; all there before the first."""
-    admin = VerifierAdmin("v0", wire.verifier)
+    admin = VerifierAdmin("v0", wire.verifier, metrics=Metrics("verifier", wire.verifier.rounds))
     before = await scrape(admin)
     assert set(before.values()) == {0.0}
     assert ("sdcp_proposals_rejected_total", "stale_base") in before
@@ -96,7 +97,9 @@ async def test_stale_bases_are_counted(wire: Wire) -> None:
     """R-8-3: by the verifier that refuses and the drafter that is refused."""
     await propose(wire, 1, 0)
     assert isinstance(await wire.propose([1], base=0), ProblemDocument)
-    after = await scrape(VerifierAdmin("v0", wire.verifier))
+    after = await scrape(
+        VerifierAdmin("v0", wire.verifier, metrics=Metrics("verifier", wire.verifier.rounds))
+    )
     assert after[("sdcp_proposals_rejected_total", "stale_base")] == 1
 
 
@@ -105,14 +108,18 @@ async def test_what_is_decoded_alone_is_counted() -> None:
     async with cluster(drafters=0) as made:
         await made.text(count=7)
         (verifier,) = made.verifiers.values()
-        alone = await scrape(VerifierAdmin("v0", verifier))
+        alone = await scrape(
+            VerifierAdmin("v0", verifier, metrics=Metrics("verifier", verifier.rounds))
+        )
     assert alone[("sdcp_self_decoded_tokens_total",)] == 7
     async with cluster(noise=0.2) as made:
         await made.text(count=40)
         (verifier,), (drafter,) = made.verifiers.values(), made.drafters.values()
         v, d = (
-            await scrape(VerifierAdmin("v0", verifier)),
-            await scrape(DrafterAdmin("d0", drafter)),
+            await scrape(
+                VerifierAdmin("v0", verifier, metrics=Metrics("verifier", verifier.rounds))
+            ),
+            await scrape(DrafterAdmin("d0", drafter, metrics=Metrics("drafter", drafter.rounds))),
         )
     for name in ("sdcp_draft_tokens_total", "sdcp_accepted_tokens_total"):
         assert v[(name,)] == d[(name,)] > 0

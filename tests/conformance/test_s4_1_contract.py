@@ -165,6 +165,23 @@ async def test_unknown_key_makes_no_session(wire: Wire) -> None:
         refused(await wire.name(), 404)
 
 
+@pytest.mark.parametrize("key", ["rule", "sampling", "top_k"])
+async def test_a_key_twice_in_maps_of_indefinite_length(wire: Wire, key: str) -> None:
+    """R-4.1-18: they are searched as well, the contract and the sampling inside it (D-E1)."""
+    contract = encode(replace(wire.contract, sampling=Sampling(top_k=3)))
+    sampling = encode_item({"top_k": 3})
+    value = 3 if key == "top_k" else cbor2.loads(contract)[key]
+    twice = encode_item(key) + encode_item(value)
+
+    def written(within: bytes, after: bytes) -> bytes:
+        nested = b"\xbf" + sampling[1:] + within + b"\xff"
+        return b"\xbf" + contract[1:].replace(sampling, nested) + after + b"\xff"
+
+    wrong = written(twice, b"") if key == "top_k" else written(b"", twice)
+    assert (await open_with(wire, wrong)).status == 422
+    assert (await open_with(wire, written(b"", b""))).status == 201
+
+
 @pytest.mark.parametrize("rule", [0, 3, 191, 192, 201, 255, 256, 2**32 + 1])
 async def test_rules_that_are_not_served(wire: Wire, rule: int) -> None:
     """R-4.1-4: 1, 2 and 200 are; no other number is, however large."""

@@ -53,8 +53,10 @@ def _survives(copy: Path, fault: Fault, tests: list[str]) -> bool:
         status, output = _pytest(copy, tests, "-x")
     failed = _FAILED.search(output)
     caught = status == TESTS_FAILED and failed is not None
-    found = failed[1] if caught and failed else f"SURVIVED (pytest: {status})"
-    print(f"{fault.id:<12} {'caught by ' if caught else ''}{found}  [{fault.breaks}]", flush=True)
+    found = f"caught by {failed[1]}" if caught and failed else "SURVIVED"
+    print(f"{fault.id:<12} {found}  [{fault.breaks}]", flush=True)
+    if status != 0 and not caught:
+        print(f"pytest ended with {status} and no failed test:\n{output}")
     return not caught
 
 

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from sdcpd.transport.client_connection import CheckPeer, ClientConnection, Origin, mark_retrieved
 from sdcpd.transport.exchange import NotProcessed
-from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import (
     ConnectFailed,
     Headers,
@@ -21,7 +20,7 @@ from sdcpd.transport.http import (
     Response,
     find_header,
 )
-from sdcpd.transport.send_queue import PaceLimits
+from sdcpd.transport.limits import H2Limits, PaceLimits
 from sdcpd.transport.tcp import Scratch
 from sdcpd.transport.tls import TlsIdentity
 

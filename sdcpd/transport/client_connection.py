@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from sdcpd.transport.exchange import ClientExchange, NotProcessed, Outcome
-from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import (
     ConnectFailed,
     ConnectionLost,
@@ -19,12 +18,12 @@ from sdcpd.transport.http import (
     StreamEvent,
     TransportError,
 )
+from sdcpd.transport.limits import H2Limits, PaceLimits
 from sdcpd.transport.link import Link
 from sdcpd.transport.pump import HttpPump
 from sdcpd.transport.quic_link import QuicLink
 from sdcpd.transport.quic_tls import MutualQuic, configuration
 from sdcpd.transport.refusals import client_refusal
-from sdcpd.transport.send_queue import PaceLimits
 from sdcpd.transport.tcp import Scratch, TlsLink
 from sdcpd.transport.tls import TlsIdentity
 from sdcpd.transport.verification import check_server

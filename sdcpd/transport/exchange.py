@@ -30,13 +30,12 @@ from sdcpd.transport.http import (
     TransportError,
     find_header,
 )
+from sdcpd.transport.limits import BUFFERED_BYTES_MAX, PaceLimits
 from sdcpd.transport.problem import problem
-from sdcpd.transport.send_queue import PaceLimits, SendQueue
+from sdcpd.transport.send_queue import SendQueue
 
 DRAIN_PING = b"sdcpdrn1"
 DRAIN_PING_TIMEOUT_S = 1.0
-# One connection's unfinished bodies, in and out; above it, new requests are refused.
-BUFFERED_BYTES_MAX = 256 << 20
 BODILESS_STATUS = frozenset((204, 304))
 
 

@@ -6,8 +6,6 @@ are in `h2_hardening.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import h2.events
 from h2.config import H2Configuration
 from h2.exceptions import ProtocolError
@@ -30,31 +28,10 @@ from sdcpd.transport.http import (
     StreamEvent,
     StreamGone,
 )
+from sdcpd.transport.limits import H2Limits
 
 KEEPALIVE_PING = b"sdcpalve"
 LAST_STREAM_ID_MAX = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class H2Limits:
-    """Bounds of one HTTP/2 connection; the defaults are the measured ones."""
-
-    # h2 scans all open streams at each new one, so many streams cost more than they give.
-    streams_max: int = 100
-    stream_window_bytes: int = 1 << 20
-    connection_window_bytes: int = 4 << 20
-    # 64 KiB is the knee: smaller costs throughput, larger is buffered whole before any event.
-    frame_bytes_max: int = 64 << 10
-    header_list_bytes_max: int = 16 << 10
-    # Rapid reset and its server-side twin: both kinds of reset leak away at 20 a second.
-    resets_burst: int = 200
-    resets_per_s: float = 20.0
-    # PING, SETTINGS, PRIORITY, unknown and empty DATA frames cost us work and them nothing.
-    idle_frames_burst: int = 2000
-    idle_frames_per_s: float = 200.0
-    preface_timeout_s: float = 5.0
-    ping_after_s: float = 10.0
-    ping_timeout_s: float = 20.0
 
 
 class H2Codec:

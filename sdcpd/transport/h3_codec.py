@@ -32,14 +32,9 @@ from sdcpd.transport.http import (
     StreamEvent,
     StreamGone,
 )
-from sdcpd.transport.quic_tls import STREAMS_MAX
+from sdcpd.transport.limits import H3Limits
 
-KEEPALIVE_S = 5.0
 KEEPALIVE_PING = 1
-FRAME_BYTES_MAX = 16 << 10
-# aioquic buffers whatever it is given: no more than this is waiting for the peer's ACKs.
-SEND_BUFFER_BYTES_MAX = 256 << 10
-HEADER_BYTES_MAX = 16 << 10
 LAST_STREAM_ID_MAX = 2**62 - 4
 # HTTP/3's numbers for ours (RFC 9114 section 8.1).
 _CODES = {
@@ -51,14 +46,6 @@ _CODES = {
     ResetCode.ENHANCE_YOUR_CALM: 0x107,
 }
 _OURS = {number: code for code, number in _CODES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class H3Limits:
-    """Bounds of one HTTP/3 connection."""
-
-    resets_burst: int = 200
-    resets_per_s: float = 20.0
 
 
 @dataclass(slots=True)
@@ -111,11 +98,11 @@ class H3Codec:
         limits: H3Limits | None = None,
     ) -> None:
         """`next_event` gives the QUIC events that are not the link's own."""
-        limits = limits or H3Limits()
+        self._limits = limits or H3Limits()
         self._quic, self._client, self._next_event = quic, client, next_event
         self._http = _Http3(quic)
         self._streams: dict[int, _Stream] = {}
-        self._resets = LeakyBucket(limits.resets_burst, limits.resets_per_s)
+        self._resets = LeakyBucket(self._limits.resets_burst, self._limits.resets_per_s)
         self._highest = -4
         self._peer_ready = self._peer_going = False
         self._last_heard = now
@@ -174,7 +161,8 @@ class H3Codec:
         """Octets that may wait for the peer beside what waits already; 0 if the stream is gone."""
         if stream_id not in self._streams:
             return 0
-        return max(0, min(FRAME_BYTES_MAX, SEND_BUFFER_BYTES_MAX - self._waiting_bytes()))
+        room = self._limits.send_buffer_bytes_max - self._waiting_bytes()
+        return max(0, min(self._limits.frame_bytes_max, room))
 
     @property
     def unsent(self) -> bool:
@@ -215,11 +203,11 @@ class H3Codec:
 
     def deadline(self) -> float | None:
         """When the next keepalive ping is due; the link has QUIC's own timers."""
-        return self._last_heard + KEEPALIVE_S
+        return self._last_heard + self._limits.ping_after_s
 
     def on_deadline(self, now: float) -> list[StreamEvent]:
         """Ping a silent peer, so that one that is gone is noticed by QUIC's idle timeout."""
-        if now >= self._last_heard + KEEPALIVE_S:
+        if now >= self._last_heard + self._limits.ping_after_s:
             self._last_heard = now
             self._quic.send_ping(KEEPALIVE_PING)
         return []
@@ -274,7 +262,7 @@ class H3Codec:
 
     def _headers(self, event: HeadersReceived, found: list[StreamEvent]) -> None:
         size = sum(len(name) + len(value) + 32 for name, value in event.headers)
-        if size > HEADER_BYTES_MAX:
+        if size > self._limits.header_list_bytes_max:
             self._too_large()
         pseudo, fields = fields_of(event.headers)
         if not pseudo:
@@ -296,7 +284,7 @@ class H3Codec:
         found.append(End(stream_id))
 
     def _check_header_size(self, stream_id: int) -> None:
-        if self._http.announced_headers(stream_id) > HEADER_BYTES_MAX:
+        if self._http.announced_headers(stream_id) > self._limits.header_list_bytes_max:
             self._too_large()
 
     def _too_large(self) -> None:
@@ -310,6 +298,3 @@ class H3Codec:
             code = _CODES[ResetCode.ENHANCE_YOUR_CALM]
             self._quic.close(error_code=code)
             raise HttpProtocolError("flood of resets", code=code)
-
-
-assert STREAMS_MAX * FRAME_BYTES_MAX >= SEND_BUFFER_BYTES_MAX, "every stream can have a frame"

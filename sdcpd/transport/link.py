@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import Address, HttpConnection, Outgoing, Peer
+from sdcpd.transport.limits import H2Limits
 
 
 class Link(Protocol):

@@ -18,10 +18,10 @@ from aioquic.quic.events import (
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.h3_codec import H3Codec
 from sdcpd.transport.http import ConnectFailed, HttpConnection, Outgoing, Peer
 from sdcpd.transport.identity_files import common_name, uri_names
+from sdcpd.transport.limits import H2Limits
 from sdcpd.transport.link import LinkUser
 from sdcpd.transport.quic_tls import Check, MutualQuic
 from sdcpd.transport.refusals import CertificateRefused, PeerAlert, TooSlow
@@ -198,6 +198,11 @@ class QuicLink(asyncio.DatagramProtocol):
                     self._user.link_data(memoryview(b""))  # what came with it
                 return
             self._own(event)
+        if self._refused is not None and self._state is _State.HANDSHAKE:
+            # Told before the peer knows: its end comes only after QUIC's closing period.
+            self._state = _State.CLOSING
+            self._handshake_timer.cancel()
+            self._tell_lost(self._refused)
         self._transmit()
 
     def _next_event(self) -> QuicEvent | None:

@@ -18,13 +18,12 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from cryptography import x509
 
+from sdcpd.transport.limits import H3Limits
 from sdcpd.transport.refusals import CertificateRefused
 from sdcpd.transport.tls import TlsIdentity
 
 ALPN = "h3"
-IDLE_TIMEOUT_S = 15.0  # a restarted server sends no reset: silence is all that tells
-STREAMS_MAX = 100
-WINDOW_BYTES = 1 << 20
+LIMITS = H3Limits()
 
 # What it says of a connection's end our own line says better.
 logging.getLogger("quic").setLevel(logging.ERROR)
@@ -110,7 +109,7 @@ class MutualQuic(QuicConnection):
 
     def _initialize(self, peer_cid: bytes) -> None:
         limit = self._local_max_streams_bidi
-        limit.value = limit.sent = STREAMS_MAX
+        limit.value = limit.sent = LIMITS.streams_max
         super()._initialize(peer_cid)
         # The context is made in there, and aioquic has no way to say of which class.
         self.tls.__class__ = _MutualContext
@@ -136,9 +135,9 @@ def configuration(identity: TlsIdentity, *, server_name: str | None = None) -> Q
     made = QuicConfiguration(
         is_client=server_name is not None,
         alpn_protocols=[ALPN],
-        idle_timeout=IDLE_TIMEOUT_S,
-        max_data=4 * WINDOW_BYTES,
-        max_stream_data=WINDOW_BYTES,
+        idle_timeout=LIMITS.idle_timeout_s,
+        max_data=LIMITS.connection_window_bytes,
+        max_stream_data=LIMITS.stream_window_bytes,
         server_name=server_name,
     )
     made.certificate = identity.certificate

@@ -9,24 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sdcpd.transport.http import Headers, HttpConnection, ResetCode, StreamGone
-
-# Bodies up to this size go out first and whole.
-SMALL_BYTES_MAX = 16 << 10
-# What one turn of the event loop may encrypt and write, so that other connections get theirs.
-SMALL_TURN_BYTES = 256 << 10
-BULK_TURN_BYTES = 64 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class PaceLimits:
-    """How slow a body may be; no trickle of window updates or octets can stretch it."""
-
-    grace_s: float = 30.0
-    bytes_per_s_min: float = 64 << 10
-
-    def too_slow(self, *, started: float, moved_bytes: int, now: float) -> bool:
-        """Whether a body that moved so many octets since `started` is below the pace."""
-        return now > started + self.grace_s + moved_bytes / self.bytes_per_s_min
+from sdcpd.transport.limits import (
+    BULK_TURN_BYTES,
+    SMALL_BYTES_MAX,
+    SMALL_TURN_BYTES,
+    PaceLimits,
+)
 
 
 @dataclass(slots=True)

@@ -8,24 +8,26 @@ import socket
 from collections.abc import Callable
 
 from sdcpd.transport.exchange import Incoming
-from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import (
     Handler,
+)
+from sdcpd.transport.limits import (
+    ABORT_WAIT_S,
+    CONNECTIONS_PER_PEER_MAX,
+    LISTEN_BACKLOG,
+    PENDING_HANDSHAKES_MAX,
+    H2Limits,
+    PaceLimits,
 )
 from sdcpd.transport.link import Link
 from sdcpd.transport.problem import problem
 from sdcpd.transport.quic_server import QuicListener
 from sdcpd.transport.refusals import server_refusal
-from sdcpd.transport.send_queue import PaceLimits
 from sdcpd.transport.server_connection import ServerConnection
 from sdcpd.transport.tcp import Scratch, TlsLink
 from sdcpd.transport.tls import TlsIdentity
 
 BodyLimit = Callable[[str, str], int] | int
-LISTEN_BACKLOG = 256
-# Handshakes cost milliseconds, so more than this at once is a flood: the oldest are dropped.
-PENDING_HANDSHAKES_MAX = 128
-ABORT_WAIT_S = 2.0
 
 
 class Server:
@@ -136,7 +138,12 @@ class Server:
     def let_in(self, link: Link, connection: ServerConnection) -> None:
         """Note a connection whose peer has been verified."""
         self._pending.pop(link, None)
+        same = [one for one in self._connections.values() if one.peer == connection.peer]
         self._connections[link] = connection
+        if len(same) >= CONNECTIONS_PER_PEER_MAX:
+            # The newest stays: the oldest may be one that its client has lost without a word.
+            self.refused("too_many_connections", link.address, "too many connections of one peer")
+            same[0].abort()
 
     def not_let_in(self, link: Link, error: Exception | None) -> None:
         """Say why a connection ended before its first request could come."""

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from sdcpd.transport.exchange import Incoming, ServerExchange
-from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import HttpProtocolError, Peer, Response, StreamEvent, StreamGone
+from sdcpd.transport.limits import H2Limits, PaceLimits
 from sdcpd.transport.link import Link
 from sdcpd.transport.problem import problem
 from sdcpd.transport.pump import HttpPump
-from sdcpd.transport.send_queue import PaceLimits
 
 
 class ConnectionOwner(Protocol):
@@ -56,6 +55,11 @@ class ServerConnection(HttpPump):
         self._exchange: ServerExchange | None = None
         self._peer: Peer | None = None
         self.link: Link | None = None
+
+    @property
+    def peer(self) -> str:
+        """The peer's certificate, "" before it is known."""
+        return self._peer.fingerprint if self._peer else ""
 
     def link_open(self, link: Link) -> None:
         """The peer is verified: start HTTP."""

@@ -13,20 +13,20 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import cast
 
-from sdcpd.transport.h2_codec import H2Codec, H2Limits
+from sdcpd.transport.h2_codec import H2Codec
 from sdcpd.transport.http import HttpConnection, Outgoing, Peer
+from sdcpd.transport.limits import (
+    LINGER_S,
+    REPLY_BACKLOG_BYTES,
+    WRITE_HIGH_WATER_BYTES,
+    H2Limits,
+)
 from sdcpd.transport.link import LinkUser
 from sdcpd.transport.refusals import NoHttp2, NotTls, TooSlow
 from sdcpd.transport.tls import ALPN, RecordingSSLObject, peer_of
 
 TLS_HANDSHAKE_RECORD = 0x16
 TLS_ALERT_RECORD = 0x15
-WRITE_HIGH_WATER_BYTES = 64 << 10
-# Bodies stop at the high-water mark. Only replies that the peer provokes (PING, SETTINGS) get
-# beyond it, so a backlog of this size means a peer that provokes and does not read.
-REPLY_BACKLOG_BYTES = 1 << 20
-# How long a closed connection waits for the peer's end, so that no RST overtakes our last words.
-LINGER_S = 2.0
 
 
 class Scratch:

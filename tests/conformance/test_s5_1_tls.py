@@ -14,8 +14,8 @@ import pytest
 
 from certs import Leaf
 from sdcpd.transport.client import HttpClient
-from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import PeerRefused, Request, Response
+from sdcpd.transport.limits import H2Limits
 from sdcpd.transport.server import Server
 from tests.kit.certs import CertKit
 from tests.kit.drafter_rig import drafter_rig

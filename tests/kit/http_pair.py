@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sdcpd.transport.exchange import ClientExchange, Incoming, Outcome, ServerExchange
-from sdcpd.transport.h2_codec import H2Codec, H2Limits
+from sdcpd.transport.h2_codec import H2Codec
 from sdcpd.transport.http import Headers, Peer, Response
-from sdcpd.transport.send_queue import PaceLimits
+from sdcpd.transport.limits import H2Limits, PaceLimits
 
 PEER = Peer("test", ("spiffe://test.example/sdcp/drafter/d0",), (), "drafter/d0", "00")
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdcpd.transport.exchange import NotProcessed
-from sdcpd.transport.h2_codec import H2Codec, H2Limits
+from sdcpd.transport.h2_codec import H2Codec
 from sdcpd.transport.http import (
     ConnectionLost,
     GoAway,
@@ -29,7 +29,7 @@ from sdcpd.transport.http import (
     Response,
     StreamGone,
 )
-from sdcpd.transport.send_queue import PaceLimits
+from sdcpd.transport.limits import H2Limits, PaceLimits
 from sdcpd.transport.tuning import silence_frame_text
 from tests.kit.http_pair import HttpPair, request_fields
 

@@ -14,9 +14,9 @@ import pytest
 
 from certs import Leaf
 from sdcpd.transport.client import HttpClient
-from sdcpd.transport.h2_codec import H2Limits
 from sdcpd.transport.http import PeerRefused, Request, Response
 from sdcpd.transport.identity_files import IdentityError
+from sdcpd.transport.limits import H2Limits
 from sdcpd.transport.server import Server
 from sdcpd.transport.tls import TlsIdentity
 from tests.kit.certs import CertKit

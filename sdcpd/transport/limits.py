@@ -1,0 +1,91 @@
+"""Every bound of the transport, with its reason: what one peer can cost, and no more.
+
+A role's own bounds (bodies by resource, rounds a second) are in `protocol/limits.py` and
+`roles/rates.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# ---- connections
+
+LISTEN_BACKLOG = 256
+# Handshakes cost milliseconds, so more than this at once is a flood: the oldest are dropped.
+PENDING_HANDSHAKES_MAX = 128
+# Of one certificate. A peer needs one, and a second while it changes its certificate; each holds
+# windows and buffers, and the limits below are of one connection.
+CONNECTIONS_PER_PEER_MAX = 16
+# How long a closed connection waits for the peer's end, so that no RST overtakes our last words.
+LINGER_S = 2.0
+# How long a stop waits for handlers that were cancelled.
+ABORT_WAIT_S = 2.0
+
+# ---- memory of one connection
+
+# Unfinished bodies, in and out; above it, new requests are refused.
+BUFFERED_BYTES_MAX = 256 << 20
+# What waits in the socket; more makes a small answer wait behind bulk (measured).
+WRITE_HIGH_WATER_BYTES = 64 << 10
+# Bodies stop at the high-water mark. Only replies that the peer provokes (PING, SETTINGS) get
+# beyond it, so a backlog of this size means a peer that provokes and does not read.
+REPLY_BACKLOG_BYTES = 1 << 20
+# Bodies up to this size go out first and whole.
+SMALL_BYTES_MAX = 16 << 10
+# What one turn of the event loop may encrypt and write, so that other connections get theirs.
+SMALL_TURN_BYTES = 256 << 10
+BULK_TURN_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class PaceLimits:
+    """How slow a body may be; no trickle of window updates or octets can stretch it."""
+
+    grace_s: float = 30.0
+    bytes_per_s_min: float = 64 << 10
+
+    def too_slow(self, *, started: float, moved_bytes: int, now: float) -> bool:
+        """Whether a body that moved so many octets since `started` is below the pace."""
+        return now > started + self.grace_s + moved_bytes / self.bytes_per_s_min
+
+
+@dataclass(frozen=True, slots=True)
+class H2Limits:
+    """Bounds of one HTTP/2 connection; the defaults are the measured ones."""
+
+    # h2 scans all open streams at each new one, so many streams cost more than they give.
+    streams_max: int = 100
+    stream_window_bytes: int = 1 << 20
+    connection_window_bytes: int = 4 << 20
+    # 64 KiB is the knee: smaller costs throughput, larger is buffered whole before any event.
+    frame_bytes_max: int = 64 << 10
+    header_list_bytes_max: int = 16 << 10
+    # Rapid reset and its server-side twin: both kinds of reset leak away at 20 a second.
+    resets_burst: int = 200
+    resets_per_s: float = 20.0
+    # PING, SETTINGS, PRIORITY, unknown and empty DATA frames cost us work and them nothing.
+    idle_frames_burst: int = 2000
+    idle_frames_per_s: float = 200.0
+    preface_timeout_s: float = 5.0
+    ping_after_s: float = 10.0
+    ping_timeout_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class H3Limits:
+    """Bounds of one HTTP/3 connection, most of which aioquic leaves to its user."""
+
+    streams_max: int = 100
+    # aioquic doubles its windows as data arrives, in order or not, so that one octet far ahead
+    # would make it allocate the gap before it. Ours move with what has arrived in order.
+    stream_window_bytes: int = 1 << 20
+    connection_window_bytes: int = 4 << 20
+    # aioquic buffers whatever it is given: no more than this waits for the peer's ACKs.
+    send_buffer_bytes_max: int = 256 << 10
+    frame_bytes_max: int = 16 << 10
+    header_list_bytes_max: int = 16 << 10
+    resets_burst: int = 200
+    resets_per_s: float = 20.0
+    # A restarted server sends no reset: silence is all that tells that it is gone.
+    idle_timeout_s: float = 15.0
+    ping_after_s: float = 5.0

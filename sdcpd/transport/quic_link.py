@@ -209,6 +209,7 @@ class QuicLink(asyncio.DatagramProtocol):
         """The next event that is not the link's own."""
         while (event := self._quic.next_event()) is not None:
             if not self._own(event):
+                self._quic.note(event)
                 return event
         return None
 

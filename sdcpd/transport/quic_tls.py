@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from aioquic import tls
 from aioquic.buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import QuicEvent, StreamDataReceived, StreamReset
 from cryptography import x509
 
 from sdcpd.transport.limits import H3Limits
@@ -45,6 +47,8 @@ _NEEDED = (
     (tls.Context, "_server_handle_certificate_verify"),
     (tls.Context, "_client_handle_certificate_verify"),
     (QuicConnection, "_initialize"),
+    (QuicConnection, "_write_connection_limits"),
+    (QuicConnection, "_write_stream_limits"),
     (tls, "pull_certificate"),
 )
 for _owner, _name in _NEEDED:
@@ -106,6 +110,42 @@ class MutualQuic(QuicConnection):
     """A QUIC connection, either side, whose peer `peer_check` has seen before HTTP begins."""
 
     peer_check: Check
+    delivered_bytes = 0
+    """Octets of all streams that have arrived in order."""
+
+    def note(self, event: QuicEvent) -> None:
+        """Count what an event delivers, or will never deliver, against the connection's window."""
+        if isinstance(event, StreamDataReceived):
+            self.delivered_bytes += len(event.data)
+        elif isinstance(event, StreamReset):
+            stream = self._streams.get(event.stream_id)
+            if stream is not None:
+                receiver = stream.receiver
+                self.delivered_bytes += receiver.highest_offset - receiver.starting_offset()
+
+    def _write_connection_limits(self, builder: Any, space: Any) -> None:
+        """Open the connection's window as data arrives in order, and never by doubling it."""
+        limit, window = self._local_max_data, LIMITS.connection_window_bytes
+        if self.delivered_bytes + window // 2 >= limit.value:
+            limit.value = self.delivered_bytes + window
+        used, limit.used = limit.used, 0  # the library doubles when half is used
+        try:
+            super()._write_connection_limits(builder, space)
+        finally:
+            limit.used = used
+
+    def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
+        """The same for one stream."""
+        receiver, window = stream.receiver, LIMITS.stream_window_bytes
+        if stream.max_stream_data_local:
+            arrived = receiver.starting_offset()
+            if arrived + window // 2 >= stream.max_stream_data_local:
+                stream.max_stream_data_local = arrived + window
+        highest, receiver.highest_offset = receiver.highest_offset, 0
+        try:
+            super()._write_stream_limits(builder, space, stream)
+        finally:  # it raises when the packet is full
+            receiver.highest_offset = highest
 
     def _initialize(self, peer_cid: bytes) -> None:
         limit = self._local_max_streams_bidi

@@ -22,6 +22,7 @@ from sdcpd.transport.http import (
     Response,
 )
 from sdcpd.transport.identity_files import IdentityError
+from sdcpd.transport.limits import CONNECTIONS_PER_PEER_MAX
 from sdcpd.transport.server import Server
 from tests.kit.certs import CertKit
 
@@ -341,3 +342,24 @@ async def test_reload_takes_a_new_certificate_and_keeps_the_old_when_it_does_not
     with pytest.raises(IdentityError, match="not the key of"):
         identity.reload()
     assert identity.certificate.serial_number == kept
+
+
+async def test_connections_of_one_peer_are_bounded_and_the_newest_stays(
+    kit: CertKit, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One certificate cannot take all that the server has; others are not touched."""
+    identity = kit.identity("drafter", "many")
+    async with serving(kit) as (server, base), connected(kit) as other:
+        assert (await other.request("GET", f"{base}/")).status == 200
+        clients = [
+            HttpClient(identity, **_CLIENT)  # type: ignore[arg-type]
+            for _ in range(CONNECTIONS_PER_PEER_MAX + 4)
+        ]
+        for client in clients:
+            assert (await client.request("GET", f"{base}/")).status == 200
+        same = [c for c in server._connections.values() if c.peer != ""]
+        assert len(same) <= CONNECTIONS_PER_PEER_MAX + 1
+        assert caplog.text.count("too many connections of one peer") == 4
+        assert (await other.request("GET", f"{base}/")).status == 200
+        for client in clients:
+            await client.aclose()

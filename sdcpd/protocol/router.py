@@ -208,7 +208,10 @@ class RouterSession:
     def start(self, *, now: float) -> list[RouterAction]:
         """Open the session at its verifier; call once."""
         self._actions = []
-        self._open(now)
+        if self._saved is not None and self._saved.failing_over:
+            self._fail_over(now)  # where it was when the router stopped
+        else:
+            self._open(now)
         return self._saved_first()
 
     def step(self, event: RouterEvent, *, now: float) -> list[RouterAction]:
@@ -253,6 +256,7 @@ class RouterSession:
             drafter_wanted=self._drafter_wanted,
             profile=self.profile,
             resume=self._resume,
+            failing_over=self.phase in FAILING_OVER,
         )
         if record == self._saved:
             return self._actions

@@ -30,6 +30,8 @@ class SessionRecord:
     drafter_wanted: bool
     profile: Sampling | None
     resume: Resume | None
+    failing_over: bool = False
+    """Whether `epoch` still has to be fenced and opened."""
 
     def encode(self) -> bytes:
         """One CBOR map; the draft's members travel in the draft's messages."""
@@ -46,6 +48,7 @@ class SessionRecord:
             "open": encode(opened),
             "verifier": self.verifier,
             "drafter_wanted": self.drafter_wanted,
+            "failing_over": self.failing_over,
         }
         if self.drafter is not None:
             members["drafter"] = self.drafter
@@ -76,6 +79,7 @@ def decode_record(octets: bytes) -> SessionRecord:
             drafter_wanted=bool(members["drafter_wanted"]),
             profile=policy.sampling if policy else None,
             resume=opened.resume,
+            failing_over=bool(members["failing_over"]),
         )
     except (cbor.NotWellFormed, Problem, KeyError) as error:
         raise RecordCorrupt(str(error)) from error

@@ -111,8 +111,8 @@ class CommitLog:
     async def settle(self, record: CommitRecord, *, refused: bool = False) -> Outcome:
         """Read the log and tell what became of a record (D-P16, D-P17).
 
-        COMMITTED: it is there and counts.  FENCED: a higher epoch, or a foreign record of the
-        same epoch, stands in its way for ever.  UNKNOWN: it is not there; append it again.
+        COMMITTED: it is there and counts.  FENCED: a higher epoch, or another record of its round,
+        stands in its way for ever.  UNKNOWN: it is not there; append it again.
         Raises LogUnavailable.
         """
         summary = await self.read()
@@ -121,7 +121,8 @@ class CommitLog:
         if summary.highest_epoch > record.epoch:
             return Outcome.FENCED
         last = summary.last_valid
-        foreign = last is not None and last.epoch == record.epoch and last.round >= record.round
+        # Of whatever epoch: its writer was never fenced, and the round is taken.
+        foreign = last is not None and last.round >= record.round
         return Outcome.FENCED if foreign else Outcome.UNKNOWN
 
     async def fence(self, epoch: int, *, etag: str | None) -> bool:

@@ -154,18 +154,24 @@ class RoutedSession:
             else:
                 await records.put(self.machine.session, action.record.encode())
         except TierError as e:
-            log.error("session %s would not survive a restart: %s", self.label, e)
-            self._not_saved(str(e))
+            if action.record is None:
+                # A restart would find the session, learn that it has ended, and try again.
+                log.warning("session %s: its record is still there: %s", self.label, e)
+            else:
+                log.error("session %s would not survive a restart: %s", self.label, e)
+                self._not_saved(str(e))
         finally:
             self._saving = False
         self._go_on()
 
     def _not_saved(self, reason: str) -> None:
         """What the machine says to it comes first: it may end the session before it begins."""
+        if self.machine.closed:
+            return
         actions = self.machine.step(SaveFailed(reason), now=time.monotonic())
         if self.machine.closed:
-            self._todo.clear()
-        self._todo.extendleft(reversed([a for a in actions if not isinstance(a, Save)]))
+            self._todo.clear()  # what relied on the record, an opening
+        self._todo.extendleft(reversed(actions))
 
     def _arm(self) -> None:
         if self._timer is not None:

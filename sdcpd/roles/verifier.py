@@ -60,6 +60,7 @@ from sdcpd.transport.http import Client, Request, Response
 log = logging.getLogger("sdcpd.verifier")
 RULES = (Rule.GREEDY, Rule.SPECULATIVE_SAMPLING, Rule.RACE)
 _DIGITS = re.compile("[0-9]+")  # str.isdigit also takes digits that float() does not
+SWEEP_S = 1.0  # how often ended sessions are looked through; a fraction of what they are kept
 LOAD_HIGH = 80  # percent above which long proposals are made shorter (D-K2)
 
 
@@ -111,6 +112,7 @@ class Verifier:
         )
         self._opening = 0
         self._tombstones: dict[bytes, float] = {}
+        self._swept_at = -SWEEP_S
         self._rates = RateLimit(config.round_rate)
         self._context = SessionContext(
             engine=engine,
@@ -252,6 +254,7 @@ class Verifier:
         return message_response(state)
 
     async def _cancel(self, call: Call) -> Response:
+        self._forget_old()
         if call.session in self._tombstones:
             return message_response(None)
         await self._find(call.session).cancel()
@@ -295,6 +298,7 @@ class Verifier:
     def _find(self, session: bytes, named: bytes | None = None) -> ServedSession:
         if named is not None and named != session:
             raise Malformed("the body names another session than the path")
+        self._forget_old()
         served = self._sessions.get(session)
         if served is None:
             if session in self._tombstones:
@@ -310,12 +314,15 @@ class Verifier:
     def _forget_old(self) -> None:
         """Ended sessions become tombstones, and those go in their turn (D-H12)."""
         now = time.monotonic()
+        if now < self._swept_at + SWEEP_S:
+            return
+        self._swept_at = now
         for session, served in list(self._sessions.items()):
             ended = served.machine.ended_at
             if ended is not None and now > ended + CLOSED_RETENTION_S:
                 served.close()
                 del self._sessions[session]
-                self._tombstones[session] = now + TOMBSTONE_S
+                self._tombstones[session] = ended + CLOSED_RETENTION_S + TOMBSTONE_S
         for session, until in list(self._tombstones.items()):
             if now > until:
                 del self._tombstones[session]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from sdcpd.transport.exchange import NotProcessed
 from sdcpd.transport.http import (
     ConnectFailed,
     Headers,
+    OtherProtocol,
     PeerRefused,
     RequestTimeout,
     Response,
@@ -26,10 +27,13 @@ from sdcpd.transport.tls import TlsIdentity
 
 # A server that is draining gives requests back; a fresh connection then takes them.
 ATTEMPTS_MAX = 3
+# For the version that is tried because the other failed: a firewall may drop its packets, and
+# whoever waits has waited for the other already.
+SECOND_CONNECT_TIMEOUT_S = 1.0
 
 
 Transport = Literal["auto", "h2", "h3"]
-OpenSocket = Callable[[Origin, ClientConnection], Awaitable[None]]
+Version = Literal["h2", "h3"]
 
 
 class HttpClient:
@@ -66,6 +70,8 @@ class HttpClient:
         self._connections: set[ClientConnection] = set()
         self._closed = False
         self._transport = transport
+        self._worked: dict[Origin, Version] = {}
+        """Origins where HTTP/2 failed and HTTP/3 did not."""
 
     async def request(
         self,
@@ -135,23 +141,29 @@ class HttpClient:
         return await asyncio.shield(task)
 
     async def _connect(self, origin: Origin) -> ClientConnection:
-        if self._transport == "h3":
-            return await self._connect_by(origin, self._open_datagram_socket)
+        """By the version that worked last, else HTTP/2 and then the other (D-H8)."""
+        if self._transport != "auto":
+            return await self._connect_by(self._transport, origin, self._connect_timeout_s)
+        first = self._worked.get(origin, "h2")
         try:
-            return await self._connect_by(origin, self._open_socket)
-        except PeerRefused:
-            raise  # it was reached, and the same certificate would be refused again
+            return await self._connect_by(first, origin, self._connect_timeout_s)
         except ConnectFailed as failed:
-            if self._transport == "h2":
-                raise
+            self._worked.pop(origin, None)
+            if isinstance(failed, PeerRefused) and not isinstance(failed, OtherProtocol):
+                raise  # it was reached, and the same certificate would be refused again
+            second: Version = "h3" if first == "h2" else "h2"
             try:
-                return await self._connect_by(origin, self._open_datagram_socket)
+                made = await self._connect_by(second, origin, SECOND_CONNECT_TIMEOUT_S)
             except PeerRefused:
                 raise
             except ConnectFailed:
                 raise failed from None
+            self._worked[origin] = second
+            return made
 
-    async def _connect_by(self, origin: Origin, open_socket: OpenSocket) -> ClientConnection:
+    async def _connect_by(
+        self, version: Version, origin: Origin, timeout_s: float
+    ) -> ClientConnection:
         connection = ClientConnection(
             origin,
             identity=self._identity,
@@ -163,13 +175,16 @@ class HttpClient:
         self._connections.add(connection)
         connection.gone.add_done_callback(lambda _: self._connections.discard(connection))
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await open_socket(origin, connection)
+            async with asyncio.timeout(timeout_s):
+                if version == "h2":
+                    await self._open_socket(origin, connection)
+                else:
+                    await self._open_datagram_socket(origin, connection)
                 await connection.ready
         except TimeoutError as error:
             connection.abandon()
             raise ConnectFailed(
-                f"{origin.text} did not answer within {self._connect_timeout_s:g} s; "
+                f"{origin.text} did not answer within {timeout_s:g} s; "
                 "check that it runs and that no firewall is between"
             ) from error
         except BaseException:

@@ -55,9 +55,15 @@ class _Stream:
 
 
 class _Http3(H3Connection):
-    """Notices a GOAWAY, whose payload the library throws away."""
+    """Notices a GOAWAY, whose payload the library throws away, and keeps no QPACK table.
+
+    A header section that waits for a table entry makes the library buffer all that follows on its
+    stream, with no bound; with a table of no size there is nothing to wait for.
+    """
 
     peer_going = False
+    _max_table_capacity = property(lambda _: 0, lambda _, value: None)
+    _blocked_streams = property(lambda _: 0, lambda _, value: None)
 
     def __init__(self, quic: QuicConnection) -> None:
         super().__init__(quic)
@@ -106,6 +112,7 @@ class H3Codec:
         self._highest = -4
         self._peer_ready = self._peer_going = False
         self._last_heard = now
+        self._pinged: float | None = None
 
     def receive(
         self, data: bytes | memoryview, *, address: Address | None = None, now: float
@@ -114,7 +121,7 @@ class H3Codec:
         found: list[StreamEvent] = []
         try:
             if data:
-                self._last_heard = now
+                self._last_heard, self._pinged = now, None
                 self._quic.receive_datagram(bytes(data), address, now=now)
             while (event := self._next_event()) is not None:
                 self._take(event, found, now)
@@ -202,14 +209,20 @@ class H3Codec:
         return [Outgoing(data, address) for data, address in self._quic.datagrams_to_send(now=now)]
 
     def deadline(self) -> float | None:
-        """When the next keepalive ping is due; the link has QUIC's own timers."""
+        """When the next keepalive ping or its answer is due; the link has QUIC's own timers."""
+        if self._pinged is not None:
+            return self._pinged + self._limits.ping_timeout_s
         return self._last_heard + self._limits.ping_after_s
 
     def on_deadline(self, now: float) -> list[StreamEvent]:
-        """Ping a silent peer, so that one that is gone is noticed by QUIC's idle timeout."""
-        if now >= self._last_heard + self._limits.ping_after_s:
-            self._last_heard = now
-            self._quic.send_ping(KEEPALIVE_PING)
+        """Ping a silent peer; raises HttpProtocolError when it stays silent."""
+        due = self.deadline()
+        if due is None or now < due:
+            return []
+        if self._pinged is not None:
+            raise HttpProtocolError(f"silent for {now - self._last_heard:.0f} s, ping unanswered")
+        self._pinged = now
+        self._quic.send_ping(KEEPALIVE_PING)
         return []
 
     def _live(self, stream_id: int) -> _Stream:

@@ -105,6 +105,10 @@ class PeerRefused(ConnectFailed):
     """TLS or identity failed on one of the two sides, so nothing was sent."""
 
 
+class OtherProtocol(PeerRefused):
+    """What listens there is not what we speak; the other HTTP version may still be."""
+
+
 class ConnectionLost(TransportError):
     """The connection ended first: the request may or may not have been processed."""
 

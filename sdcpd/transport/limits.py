@@ -88,4 +88,5 @@ class H3Limits:
     resets_per_s: float = 20.0
     # A restarted server sends no reset: silence is all that tells that it is gone.
     idle_timeout_s: float = 15.0
-    ping_after_s: float = 5.0
+    ping_after_s: float = 2.0
+    ping_timeout_s: float = 3.0

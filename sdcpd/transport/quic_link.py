@@ -15,6 +15,7 @@ from aioquic.quic.events import (
     HandshakeCompleted,
     QuicEvent,
 )
+from aioquic.tls import AlertDescription
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -24,7 +25,7 @@ from sdcpd.transport.identity_files import common_name, uri_names
 from sdcpd.transport.limits import H2Limits
 from sdcpd.transport.link import LinkUser
 from sdcpd.transport.quic_tls import Check, MutualQuic
-from sdcpd.transport.refusals import CertificateRefused, PeerAlert, TooSlow
+from sdcpd.transport.refusals import CertificateRefused, NoHttp2, PeerAlert, TooSlow
 
 H3_NO_ERROR = 0x100
 CRYPTO_ERROR, CRYPTO_ERROR_LAST = 0x100, 0x1FF
@@ -259,10 +260,20 @@ class QuicLink(asyncio.DatagramProtocol):
             return self._refused
         transport_error = event.frame_type is not None
         if transport_error and CRYPTO_ERROR <= event.error_code <= CRYPTO_ERROR_LAST:
-            return PeerAlert(event.error_code - CRYPTO_ERROR)
+            alert = event.error_code - CRYPTO_ERROR
+            return self._our_alert(alert) if self._quic.closed_by_us else PeerAlert(alert)
         if event.error_code in (0, H3_NO_ERROR):
             return None
         return ConnectionError(event.reason_phrase or f"QUIC error {event.error_code:#x}")
+
+    def _our_alert(self, alert: int) -> Exception:
+        """What the peer had done when the library refused it by itself."""
+        if alert == AlertDescription.no_application_protocol:
+            return NoHttp2("no h3 in ALPN")
+        if alert == AlertDescription.decrypt_error:
+            text = "the peer does not have the key that belongs to it"
+            return CertificateRefused("bad_certificate", text, self._presented)
+        return ConnectionError(f"TLS alert {alert} of ours")
 
     def _finish(self, error: Exception | None) -> None:
         self._state = _State.GONE

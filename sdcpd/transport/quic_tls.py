@@ -110,8 +110,15 @@ class MutualQuic(QuicConnection):
     """A QUIC connection, either side, whose peer `peer_check` has seen before HTTP begins."""
 
     peer_check: Check
+    closed_by_us = False
+    """Whether the end of the connection was our decision, an alert of ours included."""
     delivered_bytes = 0
     """Octets of all streams that have arrived in order."""
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        """As the library's; it calls this for the peer's faults as well."""
+        self.closed_by_us = True
+        super().close(*args, **kwargs)
 
     def note(self, event: QuicEvent) -> None:
         """Count what an event delivers, or will never deliver, against the connection's window."""

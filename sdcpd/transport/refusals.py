@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cryptography import x509
 
-from sdcpd.transport.http import ConnectFailed, HttpProtocolError, PeerRefused
+from sdcpd.transport.http import ConnectFailed, HttpProtocolError, OtherProtocol, PeerRefused
 from sdcpd.transport.identity_files import alternative_names, common_name
 from sdcpd.transport.tls import TlsIdentity
 
@@ -53,6 +53,7 @@ _ALERT_NAMES = {
     51: "TLSV1_ALERT_DECRYPT_ERROR",
     70: "TLSV1_ALERT_PROTOCOL_VERSION",
     116: "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+    120: "NO_APPLICATION_PROTOCOL",
 }
 REASONS = (
     "no_certificate",
@@ -89,7 +90,7 @@ class NotTls(Exception):
 
 
 class NoHttp2(Exception):
-    """TLS worked, but ALPN did not settle on h2."""
+    """TLS worked, but ALPN did not settle on h2 (over TCP) or h3 (over QUIC)."""
 
 
 class CertificateRefused(Exception):
@@ -129,7 +130,7 @@ def server_refusal(
             what = "plain HTTP" if error.is_http else "no TLS"
             return Refusal("plain_http", f"{what} on the TLS port; use https")
         case NoHttp2():
-            return Refusal("alpn", "the client offered no h2 in ALPN; use HTTP/2")
+            return Refusal("alpn", f"the client offered {error}; use HTTP/2 or HTTP/3")
         case TooSlow():
             return Refusal("handshake_timeout", str(error))
         case ssl.SSLCertVerificationError():
@@ -206,13 +207,19 @@ def client_refusal(
         case ConnectFailed():
             return error
         case NotTls() if error.is_http:
-            text = f"{server} speaks plain HTTP, not TLS; check the port in its base URI"
+            return OtherProtocol(
+                f"{server} speaks plain HTTP, not TLS; check the port in its base URI"
+            )
         case NotTls():
-            text = f"{server} speaks something else than TLS; check the port in its base URI"
-        case NoHttp2():
-            text = f"{server} does not offer HTTP/2 (h2 in ALPN); is it sdcpd?"
+            return OtherProtocol(
+                f"{server} speaks something else than TLS; check the port in its base URI"
+            )
+        case NoHttp2() | PeerAlert(reason="NO_APPLICATION_PROTOCOL"):
+            return OtherProtocol(f"{server} does not offer HTTP in ALPN (h2 or h3); is it sdcpd?")
         case HttpProtocolError():
-            text = f"{server} does not speak HTTP/2 as it should ({error}); is it sdcpd?"
+            return OtherProtocol(
+                f"{server} does not speak HTTP as it should ({error}); is it sdcpd?"
+            )
         case TooSlow():
             text = f"{server} did not finish the TLS handshake: {error}"
         case ssl.SSLCertVerificationError():
@@ -230,7 +237,7 @@ def client_refusal(
             text = _client_tls_text(error.reason, server=server)
         case _:
             text = (
-                f"{server} closed the connection before it spoke HTTP/2, without a TLS alert; "
+                f"{server} closed the connection before it spoke HTTP, without a TLS alert; "
                 "if it is not sdcpd, check its CA and your certificate: "
                 f"sdcpctl certs check --peer {server}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -18,12 +19,13 @@ from sdcpd.protocol.limits import (
     PROPOSAL_BYTES_MAX,
     SESSION_OPEN_BYTES_MAX,
 )
-from sdcpd.protocol.messages import Output, Policy, Sampling, SessionState, Verdict
+from sdcpd.protocol.messages import Action, Message, Output, Policy, Sampling, SessionState, Verdict
 from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.transport.http import Response
 from tests.kit.every_role import OWN, ROLES, EveryRole, every_role
 from tests.kit.verifier_machine import SESSION
 from tests.kit.verifier_wire import Wire
+from tests.sim.clock import run_virtual
 
 MALFORMED = json.loads((Path(__file__).parents[1] / "vectors.json").read_text())["messages"][
     "malformed_proposal"
@@ -216,3 +218,45 @@ async def test_closed_sessions(make_wire: Any) -> None:
     output = await wire.output()
     assert isinstance(output, Output) and output.final
     assert isinstance(await wire.open(), SessionState)
+
+
+def test_what_is_left_of_a_closed_session() -> None:
+    """R-5.1-20, D-H12: all of it for 10 minutes, 410 to everything for an hour more, then 404."""
+
+    async def main() -> None:
+        wire = Wire(members={"max_new": 3})
+        await wire.ready()
+        state = await wire.open()
+        assert isinstance(state, SessionState)
+        proposal = wire.proposal(wire.good(3))
+        naming = wire.assignment(digest=state.digest)
+        verdict = await wire.ask("drafter", "POST", "proposals", proposal, Verdict)
+        assert isinstance(verdict, Verdict) and verdict.action == Action.FINISH
+
+        async def answers() -> list[Message | ProblemDocument]:
+            later = replace(proposal, round=2)
+            drafter = wire.path_of(SESSION, "drafter")
+            return [
+                await wire.output(),
+                await wire.ask("drafter", "POST", "proposals", proposal, Verdict),
+                await wire.ask("drafter", "POST", "proposals", later, Verdict),
+                await wire.ask("router", "PUT", drafter, naming, SessionState),
+                await wire.policy(9, top_k=1),
+            ]
+
+        async def after(seconds: float) -> list[int | tuple[int, str | None]]:
+            await asyncio.sleep(seconds)  # virtual
+            return [
+                (a.status, a.suffix) if isinstance(a, ProblemDocument) else 200
+                for a in await answers()
+            ]
+
+        closed = (410, "sdcp-session-closed")
+        assert await after(0) == [200, 200, closed, closed, closed]
+        assert await after(599) == [200, 200, closed, closed, closed]
+        assert await after(3) == [closed] * 5
+        assert await after(3596) == [closed] * 5
+        assert await after(5) == [(404, None)] * 5
+        await wire.verifier.aclose()
+
+    run_virtual(main(), seed=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import struct
@@ -23,6 +24,7 @@ from sdcpd.transport.http import Request, Response
 from tests.kit.drafter_rig import RULE_2, DrafterRig, drafter_rig
 from tests.kit.scripted import Seen, hold
 from tests.kit.verifier_machine import SESSION
+from tests.sim.clock import run_virtual
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors.json").read_text())
 
@@ -120,6 +122,43 @@ async def test_leases_are_held_until_the_verdict_and_released_after(
             await asyncio.sleep(0)
     releases = [r for r in cache.requests if r.header("sdcp-lease") == "0"]
     assert [request.path for request in releases] == [written.path]
+
+
+def test_leases_are_renewed_at_half_time() -> None:
+    """R-6.2-4, D-M10: through a verdict that takes longer than a lease, in virtual time."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        held: list[tuple[float, int]] = []
+
+        async def noted(request: Request) -> Response | None:
+            lease_ms = int(request.header("sdcp-lease") or 0)
+            if lease_ms:
+                held.append((loop.time(), lease_ms))
+            return None
+
+        async with drafter_rig() as rig:
+            rig.contract = RULE_2
+            rig.verifier.mlc.before = noted
+            answered: list[float] = []
+
+            async def slow(seen: Seen) -> Any:
+                await asyncio.sleep(50)  # virtual: a verdict that takes its time
+                answered.append(loop.time())
+                return rig.verifier.accepts(seen.as_(Proposal), 1, 3)
+
+            rig.answers(slow)
+            first = (await rig.begin()).as_(Proposal)
+            while not answered:
+                await asyncio.sleep(1)
+            assert rows_of(rig, first)
+            until = [time for time, _ in held if time < answered[0]] + answered
+            lease_s = held[0][1] / 1000
+            assert len(until) > 3 and {ms for _, ms in held} == {held[0][1]}
+            for begun, following in itertools.pairwise(until):
+                assert following - begun <= lease_s / 2 + 0.01
+
+    run_virtual(main(), seed=1)
 
 
 def renewals(requests: list[Request]) -> list[Request]:

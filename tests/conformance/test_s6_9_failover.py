@@ -15,6 +15,7 @@ from sdcpd.protocol.router_io import ChangePolicy
 from sdcpd.transport.http import Request, Response
 from tests.kit.router_rig import SAMPLED, RouterRig, assigned, opened, resume_of, router_rig
 from tests.kit.scripted import DROP, Answer, Seen, quiet
+from tests.sim.clock import run_virtual
 
 FAILOVER = ["v1 POST sessions", "v1 PUT drafter", "d0 POST assignments"]
 
@@ -50,6 +51,25 @@ async def test_a_lost_drafters_sessions_are_reassigned(rig: RouterRig, how: str)
     assert (message.round, message.committed, message.digest) == (1, 2, rig.v0.digest)
     assert message.committed_tokens is not None and message.epoch == 1
     assert rig.v0.resumed(message.committed_tokens.partition("/objects/")[2]) == (4, 5)
+
+
+@pytest.mark.parametrize("ttl_ms", [200, 1000, 1700, 3000])
+def test_an_expired_status_is_noticed_within_a_second(ttl_ms: int) -> None:
+    """R-6.9-1: not before its ttl, and not later than 1 s after it, in virtual time."""
+
+    async def main() -> None:
+        async with router_rig() as rig:
+            await rig.running()
+            await rig.report("d1", load=50)
+            rig.watch()
+            loop = asyncio.get_running_loop()
+            last = loop.time()
+            await rig.report("d0", ttl_ms=ttl_ms)
+            await rig.v0.next("PUT", ".*/drafter")
+            assigned(await rig.d1.next("POST", "assignments"))
+            assert ttl_ms / 1000 <= loop.time() - last <= ttl_ms / 1000 + 1
+
+    run_virtual(main(), seed=1)
 
 
 async def test_reports_in_time_change_nothing(rig: RouterRig) -> None:

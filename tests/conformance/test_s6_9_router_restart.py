@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sdcpd.protocol.messages import Action, Sampling
-from sdcpd.protocol.router import RouterSettings
+from sdcpd.protocol.commit_log import read_log
+from sdcpd.protocol.instances import Board
+from sdcpd.protocol.messages import Action, Sampling, SessionState
+from sdcpd.protocol.router import RouterSession, RouterSettings
+from sdcpd.protocol.router_io import Answered, LogRead, ReadLog, Save, VerifierLost, WriteFence
 from sdcpd.protocol.router_record import RecordCorrupt, decode_record
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier_state import VerifierSettings
@@ -18,6 +21,7 @@ from sdcpd.roles.output_reader import OutputReader
 from sdcpd.transport.http import Request, Response
 from tests.kit.cluster import ROUTER, Cluster
 from tests.kit.records import MemoryRecords
+from tests.kit.verifier_machine import SESSION, contract
 from tiers.lmdb_records import LmdbRecords
 
 PROMPT, COUNT = (1, 2, 3), 300
@@ -183,6 +187,75 @@ async def test_a_session_that_cannot_be_stored_is_refused(made: Cluster) -> None
         await made.text(PROMPT, 3)
     text = made.model.text(PROMPT, COUNT)
     assert await rest(made, reader.session, 0) == text
+
+
+async def test_a_record_that_cannot_be_removed_keeps_nobody_waiting(made: Cluster) -> None:
+    """R-6.9-18: the end of a session is told though its record stays; a restart finds it ended."""
+    records = MemoryRecords()
+    made.records = records
+    restart(made)
+    await made.ready()
+    reader = await begin(made, until=3)
+    records.failing = True
+    text = made.model.text(PROMPT, COUNT)
+    assert await rest(made, reader.session, 0) == text
+    async with asyncio.timeout(2):
+        while made.router.sessions:
+            await asyncio.sleep(0)
+    records.failing = False
+    assert list(records.content) == [reader.session]
+    restart(made)
+    async with asyncio.timeout(5):
+        while records.content or made.router.sessions:
+            await asyncio.sleep(0)
+    assert made.mlc.tokens(session_path_id(reader.session)) == tuple(text)
+
+
+async def test_a_refused_session_is_refused_though_its_record_cannot_be_removed(
+    made: Cluster,
+) -> None:
+    """R-6.9-18: whoever asked is told, and does not wait for a disk."""
+    records = MemoryRecords()
+    made.records = records
+
+    async def refuse(request: Request) -> Response:
+        records.failing = True
+        return Response(422, (("content-type", "application/problem+json"),), b"{}")
+
+    restart(made)
+    await made.ready()
+    made.network["https://v0.test/"] = refuse
+    async with asyncio.timeout(5):
+        with pytest.raises(GenerationError, match="422"):
+            await made.text(PROMPT, 3)
+    assert made.router.sessions == []
+
+
+def test_a_failover_that_a_restart_interrupts_begins_anew() -> None:
+    """R-6.9-4, R-6.9-18: the new epoch was stored and not fenced yet, so nothing is opened at it."""
+    board = Board({}, trust_all=True)
+    settings = RouterSettings()
+    machine = RouterSession(
+        session=SESSION,
+        contract=contract(),
+        prompt=PROMPT,
+        commit_log="https://r/logs/x",
+        verifier="https://v0/",
+        board=board,
+        settings=settings,
+    )
+    machine.start(now=0.0)
+    state = SessionState(session=SESSION, epoch=1, round=0, committed=0, digest=bytes(32))
+    machine.step(Answered(1, state), now=0.0)
+    machine.step(VerifierLost("https://v0/", "gone"), now=0.0)
+    saved, fence = machine.step(LogRead(2, read_log([]), None), now=0.0)
+    assert isinstance(saved, Save) and saved.record is not None and isinstance(fence, WriteFence)
+    again = RouterSession.restored(
+        decode_record(saved.record.encode()), board=board, settings=settings
+    )
+    assert [type(action) for action in again.start(now=0.0)] == [ReadLog]
+    *_, fence = again.step(LogRead(1, read_log([]), None), now=0.0)
+    assert isinstance(fence, WriteFence) and fence.epoch == 3
 
 
 def test_a_damaged_record_is_told_from_a_good_one() -> None:

@@ -17,6 +17,7 @@ from sdcpd.transport.http import Request
 from tests.kit.answers import output_of, refused, state_of, until, verdict_of
 from tests.kit.drafter_rig import RULE_2, drafter_rig
 from tests.kit.verifier_wire import Wire
+from tests.sim.clock import run_virtual
 from tiers.api import Key
 from tiers.host import HostTier
 from tiers.lmdb_tier import LmdbTier
@@ -145,6 +146,35 @@ async def test_a_silent_drafter_comes_back(make_wire: MakeWire) -> None:
     found = verdict_of(await wire.propose(wire.good(2)))
     assert (found.round, found.accepted) == (state.round + 1, 2)
     assert wire.commits()[-1].emitted == found.emitted
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "silence_s"),
+    [((), 3.0), ((0.5,), 3.0), ((2.0,), 8.0), ((2.5, 1.0, 0.1), 10.0)],
+    ids=str,
+)
+def test_a_slow_drafter_gets_four_times_its_longest_gap(
+    gaps_s: tuple[float, ...], silence_s: float
+) -> None:
+    """R-8-4, D-R9: 3 s, or that; since it was named or last answered, in virtual time."""
+
+    async def main() -> None:
+        wire = Wire(
+            config={"machine": VerifierSettings(None, 3.0)},
+            members={"self_load": 100, "max_new": 30},
+        )
+        await wire.ready()
+        for gap_s in gaps_s:
+            await asyncio.sleep(gap_s)  # virtual: the drafter takes its time
+            verdict_of(await wire.propose(wire.good(2)))
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while len(wire.commits()) == len(gaps_s):
+            await asyncio.sleep(0.01)
+        assert loop.time() - last == pytest.approx(silence_s, abs=0.02)
+        await wire.verifier.aclose()
+
+    run_virtual(main(), seed=1)
 
 
 async def test_the_named_drafter_in_time_is_not_overtaken(make_wire: MakeWire) -> None:

@@ -97,6 +97,22 @@ async def test_many_fields_are_too_many(kit: CertKit) -> None:
     assert seen.closed == EXCESSIVE_LOAD and reasons == ["http_error"]
 
 
+async def test_a_section_that_waits_for_a_table_entry_holds_nothing(kit: CertKit) -> None:
+    """QPACK: what refers to an entry that never comes would make the library buffer the rest."""
+
+    async def attack(client: BareClient) -> None:
+        client.ask()
+        stream = client._quic.get_next_available_stream_id()
+        client._quic.send_stream_data(stream, b"\x01\x03\x02\x00\x80" + b"\x00\x80\x10\x00\x00")
+        client._quic.send_stream_data(stream, bytes(1 << 20))
+        client.transmit()
+
+    handled: list[Request] = []
+    async with attacked(kit, handled) as (port, _):
+        seen = await bare(kit, port, attack)
+    assert seen.closed is not None and 0x200 <= seen.closed < 0x210, "a QPACK error"
+
+
 async def test_rapid_reset_ends_the_connection(kit: CertKit) -> None:
     """Streams that are opened only to be reset cost their handler, so they are counted."""
 

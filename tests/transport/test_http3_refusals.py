@@ -23,7 +23,7 @@ from sdcpd.transport.http import ConnectFailed, PeerRefused, Request, Response
 from sdcpd.transport.server import Server
 from sdcpd.transport.tls import TlsIdentity
 from tests.kit.certs import CertKit
-from tests.kit.quic import talk
+from tests.kit.quic import client_configuration, talk
 
 NO_CERTIFICATE, UNKNOWN_CA, EXPIRED, REVOKED = 116, 48, 45, 44
 BAD_CERTIFICATE, UNSUPPORTED, NO_ALPN = 42, 43, 120
@@ -171,7 +171,19 @@ async def test_a_revoked_certificate_is_refused_and_others_get_in(
 async def test_another_protocol_is_refused(kit: CertKit, refusing: Refusing) -> None:
     """R-5.1-5: no h3 in ALPN, no HTTP."""
     seen = await talk(refusing.port, kit.leaf("drafter", "d0"), alpn="hq-interop")
-    assert (seen.alert, refusing.served) == (NO_ALPN, 0)
+    assert (seen.alert, refusing.served, refusing.reasons) == (NO_ALPN, 0, ["alpn"])
+
+
+async def test_a_certificate_without_its_key_lets_nobody_in(
+    kit: CertKit, refusing: Refusing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R-5.1-3: whoever shows another's certificate; told as what it is, and as our refusal."""
+    stolen, own = kit.leaf("router", "r0"), kit.leaf("drafter", "d0")
+    made = client_configuration(own)
+    made.certificate = x509.load_pem_x509_certificate(stolen.crt_path.read_bytes())
+    seen = await talk(refusing.port, None, configuration=made)
+    assert (seen.status, refusing.served, refusing.reasons) == (None, 0, ["bad_certificate"])
+    assert "does not have the key that belongs to it" in caplog.text
 
 
 async def test_whatever_fails_in_the_check_lets_nobody_in(kit: CertKit, refusing: Refusing) -> None:
@@ -310,6 +322,33 @@ async def test_a_peer_that_serves_one_version_alone_is_reached(kit: CertKit) -> 
         await only2.request("GET", uri)
     for made in (auto, only2):
         await made.aclose()
+    await server.aclose()
+
+
+async def test_auto_remembers_what_works_and_tries_the_other_behind_another_program(
+    kit: CertKit,
+) -> None:
+    """D-H8: another program at the TCP port is no reason to give up; a refused certificate is."""
+    refusing = Refusing()
+    server = await refusing.start(kit.identity("verifier", "v0"))
+    assert server._listener is not None
+    server._listener.close()
+    await server._listener.wait_closed()
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.read(1))
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    seen: list[bytes] = []
+    program = await asyncio.start_server(other, "127.0.0.1", refusing.port)
+    auto = HttpClient(kit.identity("drafter", "d0"))
+    for _ in range(3):
+        assert (await auto.request("GET", f"https://127.0.0.1:{refusing.port}/")).status == 200
+        auto.renew_connections()
+    assert len(seen) == 1, "HTTP/2 is not tried again where HTTP/3 has worked"
+    await auto.aclose()
+    program.close()
     await server.aclose()
 
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from sdcpd.protocol.commit_log import FenceRecord
+from sdcpd.protocol.messages import Policy, Sampling
 from sdcpd.protocol.problems import NotFound, StaleEpoch, TooManyRequests, Unavailable
+from sdcpd.protocol.router_io import ChangePolicy
 from sdcpd.transport.http import Response
 from tests.kit.cluster import cluster
 from tests.kit.network import DroppingClient
-from tests.kit.router_rig import GREEDY, RouterRig, opened, resume_of, router_rig
-from tests.kit.scripted import DROP, Answer, Seen
+from tests.kit.router_rig import GREEDY, SAMPLED, RouterRig, opened, resume_of, router_rig
+from tests.kit.scripted import DROP, Answer, Seen, quiet
 
 
 @pytest.fixture
@@ -33,7 +36,17 @@ async def on_put(rig: RouterRig, *answers: Any) -> None:
     await rig.v0.next("PUT", ".*/drafter")
 
 
-@pytest.mark.parametrize(
+async def on_policy(rig: RouterRig, *answers: Any) -> None:
+    """v0 serves; its next answers to POST policy are these, and a policy is posted."""
+    await rig.running(SAMPLED)
+    await rig.report("v1", load=90)
+    rig.commit((4, 5))
+    rig.v0.script("POST", ".*/policy", *answers)
+    rig.session.step(ChangePolicy(Sampling(temperature_milli=1)))
+    await rig.v0.next("POST", ".*/policy")
+
+
+failures = pytest.mark.parametrize(
     "answers",
     [
         (NotFound(""),),
@@ -43,6 +56,14 @@ async def on_put(rig: RouterRig, *answers: Any) -> None:
     ],
     ids=["404", "stale-epoch", "silent", "500"],
 )
+trouble = pytest.mark.parametrize(
+    "answers",
+    [(Unavailable(""),) * 5, (TooManyRequests(""),) * 5, (DROP, DROP), (Response(500),) * 2],
+    ids=["503", "429", "silent twice", "500 twice"],
+)
+
+
+@failures
 async def test_failures_of_a_verifier(rig: RouterRig, answers: tuple[Any, ...]) -> None:
     """R-6.9-16, D-F1: it has forgotten the session or lost authority, or fails three times."""
     await on_put(rig, *answers)
@@ -50,16 +71,48 @@ async def test_failures_of_a_verifier(rig: RouterRig, answers: tuple[Any, ...]) 
     assert message.epoch == 2 and message.resume is not None
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [(Unavailable(""),) * 5, (TooManyRequests(""),) * 5, (DROP, DROP), (Response(500),) * 2],
-    ids=["503", "429", "silent twice", "500 twice"],
-)
+@failures
+async def test_failures_at_a_policy(rig: RouterRig, answers: tuple[Any, ...]) -> None:
+    """R-6.9-16, R-6.6-8, D-F1: the same, and the next verifier gets the policy."""
+    await on_policy(rig, *answers)
+    message = opened(await rig.v1.next("POST", "sessions"))
+    assert message.epoch == 2 and message.resume is not None
+    posted = (await rig.v1.next("POST", ".*/policy")).as_(Policy)
+    assert posted.sampling == Sampling(temperature_milli=1)
+    assert rig.v0.unread("POST", ".*/policy") == len(answers) - 1
+
+
+@trouble
+async def test_trouble_at_a_policy_is_no_failure(rig: RouterRig, answers: tuple[Any, ...]) -> None:
+    """R-6.9-16, D-F1: it is posted again, with the same content, until it is taken."""
+    await on_policy(rig, *answers)
+    for _ in answers:
+        again = (await rig.v0.next("POST", ".*/policy")).as_(Policy)
+        assert again.sampling == Sampling(temperature_milli=1)
+    await quiet()
+    assert rig.v0.unread("POST", ".*/policy") == 0
+    assert rig.v1.seen == [] and rig.session.machine.epoch == 1
+
+
+@trouble
 async def test_trouble_that_is_no_failure(rig: RouterRig, answers: tuple[Any, ...]) -> None:
     """R-6.9-16, D-F1: the PUT is repeated, and nothing is opened elsewhere."""
     await on_put(rig, *answers)
     await rig.d0.next("POST", "assignments")
     assert rig.v1.seen == [] and rig.session.machine.epoch == 1
+
+
+@pytest.mark.parametrize("answer", [DROP, Response(500)], ids=["silent", "500"])
+async def test_failures_at_the_opening(rig: RouterRig, answer: Response) -> None:
+    """R-6.9-16, D-F1, D-F3: three times over; it may be open there, so it is fenced first."""
+    await rig.report("v0")
+    await rig.report("v1", load=90)
+    rig.v0.script("POST", "sessions", *[answer] * 3)
+    await rig.generate()
+    message = opened(await rig.v1.next("POST", "sessions"))
+    assert (message.epoch, message.resume) == (2, None)
+    assert rig.log() == (FenceRecord(epoch=2),)
+    assert rig.v0.unread("POST", "sessions") == 3
 
 
 async def test_a_slow_answer_is_no_failure(rig: RouterRig) -> None:

@@ -148,7 +148,7 @@ async def test_the_same_base_with_another_round_is_only_a_round(rig: DrafterRig)
 
 
 async def test_at_most_three_resynchronisations_in_a_row(rig: DrafterRig) -> None:
-    """D-D2: and a verdict in between begins the count anew."""
+    """R-6.9-19, D-D2: and a verdict in between begins the count anew."""
     again = [lambda _: stale(rig)] * 3
     rig.answers(*again, rig.keeps(1, 4), *again, lambda _: stale(rig))
     await rig.begin()

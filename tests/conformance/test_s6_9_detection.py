@@ -111,6 +111,7 @@ async def test_failures_at_the_opening(rig: RouterRig, answer: Response) -> None
     await rig.generate()
     message = opened(await rig.v1.next("POST", "sessions"))
     assert (message.epoch, message.resume) == (2, None)
+    rig.v0.session = message.session
     assert rig.log() == (FenceRecord(epoch=2),)
     assert rig.v0.unread("POST", "sessions") == 3
 

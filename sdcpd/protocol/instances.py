@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sdcpd.protocol.messages import Contract, InstanceRole, Rule, Status
 from sdcpd.protocol.problems import Forbidden
+from sdcpd.protocol.uris import normalize_base_uri
 
 NAMES_MAX = 16  # process names remembered of one base URI
 SESSION_LOAD = 2
@@ -38,7 +39,8 @@ class Board:
     """All instances that have reported, by base URI; time is monotonic seconds."""
 
     def __init__(self, permitted: Mapping[str, Permitted], *, trust_all: bool = False) -> None:
-        self._permitted = permitted
+        # The operator's spelling need not be that of the certificates (D-H5).
+        self._permitted = {normalize_base_uri(base): said for base, said in permitted.items()}
         self._trust_all = trust_all
         self._instances: dict[tuple[str, int], Instance] = {}
 
@@ -131,10 +133,13 @@ class Board:
             known.assigned_since = max(0, known.assigned_since + change)
 
     def _model(self, base: str, status: Status) -> bytes | None:
-        return self._permitted.get(base, Permitted()).model or status.model
+        return self._said(base).model or status.model
+
+    def _said(self, base: str) -> Permitted:
+        return self._permitted.get(normalize_base_uri(base), Permitted())
 
     def _allows(self, base: str, status: Status, contract: Contract) -> bool:
-        permitted = self._permitted.get(base, Permitted())
+        permitted = self._said(base)
         model = self._model(base, status)
         if contract.drafters is not None and model not in contract.drafters:
             return False

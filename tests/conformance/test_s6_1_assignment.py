@@ -131,10 +131,11 @@ async def test_a_verifier_that_checks_put_is_asked_again_with_its_values(rig: Ro
     assert assigned(await rig.d0.next("POST", "assignments")).committed == 3
 
 
-async def test_a_permitted_drafter_is_picked() -> None:
-    """R-6.1-11, R-4.1-26: rule 2 goes to the drafter that is trusted, whatever the load."""
+@pytest.mark.parametrize("written", ["https://d1.test/", "HTTPS://D1.test:443"])
+async def test_a_permitted_drafter_is_picked(written: str) -> None:
+    """R-6.1-11, R-4.1-26, D-H5: rule 2 goes to the drafter that is trusted, whatever the load."""
     async with router_rig(
-        sampling_rule="rejection", permitted={"https://d1.test/": Permitted(trusted=True)}
+        sampling_rule="rejection", permitted={written: Permitted(trusted=True)}
     ) as rig:
         await rig.report("v0")
         await rig.report("d0", load=0)

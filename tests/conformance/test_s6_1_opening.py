@@ -14,10 +14,13 @@ from sdcpd.protocol.commit_log import CommitRecord, encode_record
 from sdcpd.protocol.contract import contract_digest
 from sdcpd.protocol.digest import extend, prefix_digest0
 from sdcpd.protocol.messages import SessionOpen, Verdict
-from sdcpd.transport.http import Request, Response
+from sdcpd.protocol.problems import ProblemDocument
+from sdcpd.transport.http import Peer, Request, Response
+from sdcpd.transport.loopback import LoopbackClient
 from tests.kit.answers import output_of, refused, state_of, until, verdict_of
-from tests.kit.cluster import ROUTER
+from tests.kit.cluster import ROUTER, peer
 from tests.kit.failover import fence, resume_of
+from tests.kit.vectors import VECTORS
 from tests.kit.verifier_machine import SESSION
 from tests.kit.verifier_wire import OTHER, Wire, with_contract
 
@@ -243,6 +246,26 @@ async def test_an_identical_put_changes_nothing(make_wire: MakeWire) -> None:
     refused(await wire.propose(wire.good(1)), 403, "sdcp-not-assigned")
     state_of(await wire.name())  # after switch the same PUT is a new assignment
     assert verdict_of(await wire.propose(wire.good(2))).accepted == 2
+
+
+@pytest.mark.parametrize("entry", VECTORS["uris"]["base_uri_equal"], ids=lambda e: e["b"])
+async def test_the_same_drafter_may_be_written_in_another_way(
+    make_wire: MakeWire, entry: dict[str, Any]
+) -> None:
+    """R-6.1-18, D-N2, D-H5: which spelling PUT has decides nothing, only which instance it names."""
+    wire = make_wire()
+    uris = (*peer("drafter", "d").uris, entry["a"], entry["b"])
+    both = Peer("127.0.0.1", uris, (), "d", "00")
+    wire.clients["drafter"] = LoopbackClient(wire.network, both)
+    await wire.ready(drafter=entry["a"])
+    verdict_of(await wire.propose(wire.good(4), drafter=entry["a"]))
+    await wire.name(drafter=entry["b"], m_init=1)
+    answer = await wire.propose(wire.good(4), drafter=entry["b"])
+    if entry["equal"]:
+        verdict_of(answer)  # held to what it last saw, not to m_init
+    else:
+        assert isinstance(answer, ProblemDocument)
+        assert answer.suffix in ("sdcp-limit", "sdcp-not-assigned")
 
 
 async def test_errors_of_put_in_their_order(make_wire: MakeWire) -> None:

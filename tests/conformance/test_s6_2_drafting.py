@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from sdcpd.protocol.problems import Unavailable
 from sdcpd.transport.http import Response
 from tests.kit.drafter_rig import PROMPT, DrafterRig, drafter_rig
 from tests.kit.scripted import Answer, Seen, quiet
+from tests.kit.vectors import VECTORS
 from tests.kit.verifier_machine import SESSION, contract
 
 
@@ -221,6 +224,19 @@ async def test_epochs_of_assignments(rig: DrafterRig) -> None:
     late.set()
     await quiet()
     assert rig.verifier.unread("POST", "proposals") == 0  # the old epoch's session is no more
+
+
+@pytest.mark.parametrize("entry", VECTORS["uris"]["base_uri_equal"], ids=lambda e: e["b"])
+async def test_an_assignment_may_write_the_drafter_in_another_way(
+    rig: DrafterRig, entry: dict[str, Any]
+) -> None:
+    """R-6.2-12, D-N8, D-H5: 422 unless it names the instance that this drafter is."""
+    for own, named in ((entry["a"], entry["b"]), (entry["b"], entry["a"])):
+        rig.drafter.config = replace(rig.drafter.config, base_uri=own)
+        rig.holds()
+        problem = await rig.assign(drafter=named)
+        assert (problem is None) is entry["equal"] is bool(rig.drafter.sessions)
+        assert problem is None or problem.status == 422
 
 
 async def test_a_delayed_duplicate_does_not_rewind(rig: DrafterRig) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from sdcpd.protocol.codec import encode
 from sdcpd.protocol.messages import Action
 from sdcpd.transport.http import Response
+from sdcpd.transport.loopback import LoopbackClient
 from tests.kit.answers import output_of, refused, state_of, until, verdict_of
+from tests.kit.cluster import peer
 from tests.kit.scripted_target import GatedTarget
+from tests.kit.vectors import VECTORS
 from tests.kit.verifier_wire import DRAFTER, OTHER, Wire
 
 MakeWire = Callable[..., Wire]
@@ -52,6 +57,26 @@ async def test_the_body_names_the_assigned_drafter(wire: Wire) -> None:
     for late in ({"round": 1}, {"epoch": 2}, {"base": 7}):  # even a recorded verdict is not told
         refused(await wire.propose([1], drafter=OTHER, **late), 403, "sdcp-not-assigned")
     assert verdict_of(await wire.propose([1], round=1)) == found
+
+
+@pytest.mark.parametrize("entry", VECTORS["uris"]["base_uri_equal"], ids=lambda e: e["b"])
+async def test_ways_to_write_a_base_uri(make_wire: MakeWire, entry: dict[str, Any]) -> None:
+    """R-6.3-2, R-6.3-3, D-H5, D-I1: in the certificate, PUT drafter and the proposal, each either
+    way; all three must name one instance.
+    """
+    spellings = (entry["a"], entry["b"])
+    for certified, named, said in itertools.product(spellings, repeat=3):
+        if certified == named == said:
+            continue
+        wire = make_wire()
+        wire.clients["drafter"] = LoopbackClient(wire.network, peer("drafter", "d", certified))
+        await wire.ready(drafter=named)
+        answer = await wire.propose(wire.good(2), drafter=said)
+        if entry["equal"]:
+            verdict_of(answer)
+        else:
+            refused(answer, 403, "sdcp-not-assigned")
+            assert wire.records() == []
 
 
 async def test_assignment_comes_before_everything_else(wire: Wire) -> None:

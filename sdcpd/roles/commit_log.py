@@ -56,6 +56,7 @@ class CommitLog:
         self._length = 0
         self._in_place = False
         self._known = False
+        self._highest_epoch = 0
 
     @property
     def etag(self) -> str | None:
@@ -79,6 +80,7 @@ class CommitLog:
         except LogCorrupt as e:
             raise LogUnavailable(f"commit log {self.uri} is damaged: {e}") from e
         self._etag, self._known = etag, True
+        self._highest_epoch = summary.highest_epoch
         self._in_place = response.header("sdcp-append") is not None
         self._remember(response.body)
         return summary
@@ -93,6 +95,8 @@ class CommitLog:
 
     async def append(self, record: CommitRecord) -> Outcome:
         """Append a commit record; raises LogUnavailable if the store refuses for now."""
+        if self._highest_epoch > record.epoch:
+            return Outcome.FENCED  # a fence was seen behind our last record: nothing more of ours
         if not self._known and (found := await self.settle(record)) is not Outcome.UNKNOWN:
             return found
         try:

@@ -177,6 +177,37 @@ async def test_a_foreign_record_ends_the_authority(make_wire: MakeWire, enforcin
     assert wire.commits()[-1] == foreign and len(wire.commits()) == 2
 
 
+async def test_a_round_that_an_unfenced_writer_has_taken_is_not_written_again(
+    make_wire: MakeWire,
+) -> None:
+    """R-6.8-4: of an older epoch whose authority nobody had ended; two commits would be one round."""
+    wire = make_wire()
+    state_of(await wire.open(epoch=2))
+    state_of(await wire.name(epoch=2))
+    other = CommitRecord(epoch=1, round=1, emitted=(0, 1), committed=2, digest=bytes(32))
+    wire.mlc.append(wire.log_name, encode_record(other))
+    refused(await wire.propose(wire.good(2), epoch=2), 409, "sdcp-stale-epoch")
+    assert wire.commits() == [other]
+    refused(await wire.output(), 409, "sdcp-stale-epoch")
+
+
+async def test_a_fence_that_was_seen_behind_a_record_ends_the_writer(make_wire: MakeWire) -> None:
+    """R-6.8-6, R-6.8-7: the record before the fence counts; after it nothing is written at all."""
+    wire = make_wire(enforcing=False)
+    await wire.ready()
+
+    async def fence_after(request: Request) -> Response | None:
+        if request.method == "GET" and wire.mlc.logs.get(wire.log_name, (0, b""))[0] == 1:
+            wire.mlc.append(wire.log_name, encode_record(FenceRecord(epoch=2)))
+        return None
+
+    wire.mlc.before = fence_after
+    first = verdict_of(await wire.propose(wire.good(1)))
+    refused(await wire.propose(wire.good(1)), 409, "sdcp-stale-epoch")
+    assert [record.emitted for record in wire.commits()] == [first.emitted]
+    assert decode_log(wire.mlc.logs[wire.log_name][1])[1:] == [FenceRecord(epoch=2)]
+
+
 async def test_a_new_tag_alone_is_no_loss(make_wire: MakeWire) -> None:
     """R-6.8-4, D-P17: 412 and nothing new in the log: read, and appended once."""
     wire = make_wire()

@@ -17,7 +17,7 @@ from sdcpd.protocol.acceptance import (
     winner,
 )
 from sdcpd.protocol.codec import decode
-from sdcpd.protocol.commit_log import CommitRecord, LogSummary, decode_log, read_log
+from sdcpd.protocol.commit_log import CommitRecord, FenceRecord, LogSummary, decode_log, read_log
 from sdcpd.protocol.contract import contract_digest
 from sdcpd.protocol.digest import extend, prefix_digest0
 from sdcpd.protocol.messages import (
@@ -55,6 +55,8 @@ class Checker:
     """Sees every message and every state of the logs; raises Broken."""
 
     def __init__(self, model: FakeModel) -> None:
+        self.slips = 0
+        """How often the store let a fence in before a record that it had let pass (D-M7)."""
         self.sessions: dict[str, Watched] = {}
         self.rows: dict[str, bytes] = {}
         self.steps = 0
@@ -131,6 +133,8 @@ class Checker:
             self._fences[label] = new
             return
         old = watched.log
+        if self.slips == 0 and len(new.commits) + _fences(new) < len(new.records):
+            raise Broken("a record of an old epoch was appended after its end")
         if new.records[: len(old.records)] != old.records:
             raise Broken("a log lost or changed a record")
         if new.commits[: len(old.commits)] != old.commits:
@@ -219,3 +223,7 @@ class Checker:
             emitted = (draw_from(p[0], draw(1, 1)),)
         cut, _ = truncate(emitted, base=len(tokens), max_new=contract.max_new, stop=contract.stop)
         return cut
+
+
+def _fences(log: LogSummary) -> int:
+    return sum(isinstance(record, FenceRecord) for record in log.records)

@@ -13,6 +13,7 @@ MESSAGES_HIT = 100  # faults hit one of the first so many messages, statuses not
 
 
 ALL = ("message",) * 5 + ("crash",) * 2 + ("cut",) * 3 + ("silence",) * 2
+FULL = ("message", "cut", "full", "full")  # a router that forgets must not be killed as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,18 @@ class Silence:
         return f"{self.at_s:.3f} s: no status of {self.node} for {self.for_s:.3f} s"
 
 
-Fault = MessageFault | Crash | Cut | Silence
+@dataclass(frozen=True, slots=True)
+class Full:
+    """The router's records cannot be written for a while."""
+
+    at_s: float
+    for_s: float
+
+    def __str__(self) -> str:
+        return f"{self.at_s:.3f} s: the router's disk is full for {self.for_s:.3f} s"
+
+
+Fault = MessageFault | Crash | Cut | Silence | Full
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +131,7 @@ def make_plan(seed: int) -> Plan:
     verifiers = rng.choice((1, 1, 2, 2, 3))
     noise = tuple(rng.choice((0.0, 0.1, 0.3, 1.0)) for _ in range(rng.choice((0, 1, 2, 2, 3))))
     nodes = [f"v{i}" for i in range(verifiers)] + [f"d{i}" for i in range(len(noise))]
-    kinds = rng.choice((ALL, ALL, ("message",), ("message", "silence"), ("late", "crash")))
+    kinds = rng.choice((ALL, ALL, ("message",), ("message", "silence"), ("late", "crash"), FULL))
     return Plan(
         seed=seed,
         rule=rule,
@@ -166,6 +178,8 @@ def _fault(rng: random.Random, nodes: list[str], kinds: tuple[str, ...]) -> Faul
     for_s = rng.choice((0.05, 0.3, 1.0, 5.0, 9.0))
     if kind == "crash":
         return Crash(rng.choice((node, node, ROUTER)), at_s, for_s)
+    if kind == "full":
+        return Full(at_s, for_s)
     if kind == "silence":
         return Silence(node, at_s, rng.choice((1.0, 4.0, 6.0)))
     other = rng.choice([n for n in (*nodes, ROUTER, STORE, STORE, "*") if n != node])

@@ -21,9 +21,11 @@ from sdcpd.protocol.messages import SessionState
 from sdcpd.protocol.router import Phase, RouterSession
 from sdcpd.protocol.verifier import VerifierSession
 from sdcpd.protocol.verifier_io import Appended, Propose
-from sdcpd.roles.commit_log import LogUnavailable
+from sdcpd.roles.commit_log import CommitLog, LogUnavailable, Outcome
 from sdcpd.roles.output_reader import OutputReader
+from sdcpd.roles.router import Router
 from sdcpd.roles.verifier_session import ServedSession
+from sdcpd.transport.http import Response
 from tests.sim.plan import make_plan
 from tests.sim.run import Failure, broken, check_seed, check_seeds
 
@@ -107,6 +109,15 @@ def _read_again(self: OutputReader, output: object) -> None:
         self._read = before
 
 
+async def _believe(self: CommitLog, record: CommitRecord, response: Response) -> Outcome:
+    """A store that does not enforce fences is taken at its word."""
+    return Outcome.COMMITTED if response.header("etag") else Outcome.UNKNOWN
+
+
+def _kept(self: Router, routed: object) -> None:
+    """A router that never forgets a session."""
+
+
 FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], range]] = {
     "a verdict before its record": (
         lambda: patch.object(ServedSession, "_append", _reply_before_append),
@@ -114,7 +125,7 @@ FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], range]] = 
     ),
     "a proposal of an old epoch is taken": (
         lambda: patch.object(VerifierSession, "_propose", _any_epoch),
-        range(200, 1200),
+        range(800, 1300),  # the first is 864
     ),
     "a failover without a fence": (
         lambda: patch.object(RouterSession, "_fail_over", _no_fence),
@@ -123,6 +134,14 @@ FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], range]] = 
     "a failover that drops the session": (
         lambda: patch.object(RouterSession, "_answered", _sessions_forgotten),
         range(200),
+    ),
+    "a commit without a look at the fence": (
+        lambda: patch.object(CommitLog, "_after_success", _believe),
+        range(200),
+    ),
+    "a session that the router never forgets": (
+        lambda: patch.object(Router, "_closed", _kept),
+        range(5),
     ),
     "tokens read twice after a failover": (
         lambda: patch.object(OutputReader, "_take", _read_again),

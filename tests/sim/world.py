@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from sdcpd.engine.fake import FakeDrafter, FakeModel, FakeTarget
 from sdcpd.protocol.codec import decode
+from sdcpd.protocol.commit_log import FenceRecord, decode_log
 from sdcpd.protocol.drafter import DrafterSettings
 from sdcpd.protocol.messages import Action, Event, Output, Rule, Sampling
 from sdcpd.protocol.router import RouterSettings
@@ -29,19 +31,50 @@ from tests.kit.mlc import MemoryMlc
 from tests.kit.records import MemoryRecords
 from tests.sim.checks import Broken, Checker
 from tests.sim.network import Network, Node, crashes
-from tests.sim.plan import ROUTER, STORE, Crash, Plan, Text
+from tests.sim.plan import ROUTER, STORE, Crash, Full, Plan, Text
 
 PASS_S = 0.05
 STATUS_S, TTL_S = 1.0, 3.0
+RELEASE_S = 40.0  # after the last text has ended, until nobody holds its session
 PATIENCE_S = 200.0  # until every text must have ended
 
 
 class Store(MemoryMlc):
-    """The log store and cache of the cluster; it outlives every process."""
+    """The log store and cache of the cluster; it outlives every process.
 
-    def __init__(self, *, enforcing: bool, changed: Callable[[str, bytes], None]) -> None:
+    One that does not enforce fences may let one in between the check of a tag and the append: that
+    is what its writers read the log for (D-M7).
+    """
+
+    def __init__(
+        self,
+        *,
+        enforcing: bool,
+        changed: Callable[[str, bytes], None],
+        slipped: Callable[[], None],
+        seed: int,
+    ) -> None:
         super().__init__(enforcing=enforcing)
-        self._changed = changed
+        self._changed, self._slipped = changed, slipped
+        self._rng = random.Random(f"store {seed}")
+
+    async def handle(self, request: Request) -> Response:
+        """See MemoryMlc."""
+        slow = not self.enforcing and request.header("content-range") and self._rng.random() < 0.1
+        name = request.path.rsplit("/", 1)[-1]
+        known = self.logs.get(name)
+        if not slow or known is None or request.header("if-match") != f'"{known[0]}"':
+            return await super().handle(request)
+        await asyncio.sleep(self._rng.choice((0.001, 0.3, 3.0)))
+        version, old = self.logs[name]
+        fences = [r for r in decode_log(old[len(known[1]) :]) if isinstance(r, FenceRecord)]
+        if version != known[0] and not fences:
+            return Response(412)
+        if fences:
+            self._slipped()
+        self.logs[name] = (version + 1, old + request.body)
+        self._changed(name, self.logs[name][1])
+        return Response(204, (("etag", f'"{version + 1}"'), ("sdcp-append", "1")))
 
     def _log(self, request: Request, name: str) -> Response:
         before = self.logs.get(name)
@@ -69,7 +102,12 @@ class World:
         self.checker = Checker(self.model)
         self.outcomes = [Outcome() for _ in plan.texts]
         self._failed: set[str] = set()
-        self._store = Store(enforcing=plan.enforcing, changed=self._log_changed)
+        self._store = Store(
+            enforcing=plan.enforcing,
+            changed=self._log_changed,
+            slipped=self._slipped,
+            seed=plan.seed,
+        )
         self._records = MemoryRecords(write_s=0.001)
         self._broken: Broken | None = None
         self._roles: dict[str, Any] = {}
@@ -90,6 +128,8 @@ class World:
             for text, outcome in zip(self.plan.texts, self.outcomes, strict=True)
         ]
         fates = [asyncio.ensure_future(self._crash(fault)) for fault in crashes(self.plan)]
+        full = [fault for fault in self.plan.faults if isinstance(fault, Full)]
+        fates += [asyncio.ensure_future(self._fill(fault)) for fault in full]
         over = asyncio.ensure_future(self._over.wait())
         left: set[asyncio.Task[Any]] = set(texts)
         end_s = loop.time() + PATIENCE_S
@@ -97,6 +137,7 @@ class World:
             await asyncio.wait({over, *left}, timeout=PATIENCE_S, return_when="FIRST_COMPLETED")
             left = {text for text in left if not text.done()}
         await self.network.quiet()
+        await self._released(loop.time() + RELEASE_S)
         if self._broken is None and not all(text.done() for text in texts):
             self._break(f"not all texts ended: {self.outcomes}")
         for task in texts:
@@ -108,6 +149,30 @@ class World:
             await self._stop(name)
         if self._broken is not None:
             raise self._broken
+
+    async def _released(self, until_s: float) -> None:
+        """The end of a session gets about, in its time."""
+        while self._broken is None and asyncio.get_running_loop().time() < until_s:
+            try:
+                self._all_released()
+            except Broken:
+                await asyncio.sleep(0.5)
+            else:
+                return
+        if self._broken is None:
+            self._guarded(self._all_released)
+
+    def _all_released(self) -> None:
+        """Nobody holds a session that has ended, but for those whose end cannot be known there."""
+        if ROUTER in self._roles and self.router.sessions:
+            raise Broken(f"the router still holds {[s.label for s in self.router.sessions]}")
+        for name, role in self._roles.items():
+            for one in role.sessions if name.startswith("v") else ():
+                machine = one.machine
+                log = self.checker.sessions[session_path_id(machine.session)].log
+                if machine.closed or machine.fenced or machine.epoch < log.highest_epoch:
+                    continue  # the last: another has taken over, and nobody has told it yet
+                raise Broken(f"{name} still serves {one.label}: {machine.state_message().state}")
 
     def _names(self) -> list[str]:
         verifiers = [f"v{i}" for i in range(self.plan.verifiers)]
@@ -144,6 +209,9 @@ class World:
         if reason not in ("escalation exhausted", "cancelled"):
             raise Broken(f"a session failed: {reason}")
         self._failed.add(session_path_id(output.session))
+
+    def _slipped(self) -> None:
+        self.checker.slips += 1
 
     def _log_changed(self, label: str, octets: bytes) -> None:
         self._guarded(lambda: self.checker.log_changed(label, octets))
@@ -236,9 +304,9 @@ class World:
             try:
                 return await self.router.generate(request)
             except GenerationError as error:
-                if error.retry_after_s is None:
+                if error.retry_after_s is None and "cannot be kept" not in str(error):
                     raise
-                await asyncio.sleep(error.retry_after_s)
+                await asyncio.sleep(error.retry_after_s or 1.0)
 
     def _seen(self, session: bytes, outcome: Outcome) -> None:
         def check() -> None:
@@ -272,6 +340,12 @@ class World:
         await self._stop(fault.node)
         await asyncio.sleep(fault.down_s)
         self._start(fault.node)
+
+    async def _fill(self, fault: Full) -> None:
+        await asyncio.sleep(fault.at_s)
+        self._records.failing = True
+        await asyncio.sleep(fault.for_s)
+        self._records.failing = False
 
     async def _stop(self, name: str) -> None:
         self.network.nodes.pop(name).die()

@@ -307,6 +307,25 @@ async def test_our_client_refuses_a_certificate_for_another_host_or_purpose(
     await server.aclose()
 
 
+async def test_our_client_refuses_a_revoked_server(kit: CertKit) -> None:
+    """D-H8, D-I2: a client with a revocation list; a server that is not on it is spoken to."""
+    revoked, own = kit.leaf("verifier", "lost"), kit.leaf("drafter", "d0")
+    listed = TlsIdentity(ca=kit.ca, cert=own.crt_path, key=own.key_path, crl=kit.revoke(revoked))
+    for leaf, refused in ((revoked, True), (kit.leaf("verifier", "v0"), False)):
+        refusing = Refusing()
+        server = await refusing.start(TlsIdentity(ca=kit.ca, cert=leaf.crt_path, key=leaf.key_path))
+        made = client(listed)
+        uri = f"https://127.0.0.1:{refusing.port}/"
+        if refused:
+            with pytest.raises(PeerRefused, match="revoked"):
+                await made.request("GET", uri)
+        else:
+            assert (await made.request("GET", uri)).status == 200
+        await made.aclose()
+        await server.aclose()
+        assert refusing.served == int(not refused)
+
+
 async def test_a_peer_that_serves_one_version_alone_is_reached(kit: CertKit) -> None:
     """R-5.1-2: auto begins with HTTP/2 and takes HTTP/3 where that cannot be connected to."""
     refusing = Refusing()

@@ -36,7 +36,7 @@ def policy(from_round: int, **sampling: int) -> Policy:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_policy_vectors(case: dict[str, Any]) -> None:
-    """R-6.6-1 to R-6.6-4."""
+    """R-6.6-2, R-6.6-3, R-6.6-4, R-6.6-5: which are refused, and which profile each round has."""
     policies = table(case["contract_sampling"])
     for step in case["policies"]:
         message = policy(step["from_round"], **step["sampling"])

@@ -248,7 +248,7 @@ def test_no_progress_names_again_less_eagerly() -> None:
 
 
 def test_failover_in_exactly_its_order() -> None:
-    """R-6.9-4 to R-6.9-8, D-F2: read, fence, read again, tokens, open, name, assign."""
+    """R-6.9-4, R-6.9-5, R-6.9-6, R-6.9-8, D-F2: read, fence, read again, tokens, open, name, assign."""
     rig = Rig(verifiers=2)
     rig.run()
     rig.feed(VerifierLost(V0, "gone"))
@@ -267,14 +267,17 @@ def test_failover_in_exactly_its_order() -> None:
     assert isinstance(opened, Open) and opened.verifier == V1 and opened.message.epoch == 2
     resume = opened.message.resume
     assert resume is not None
-    assert (resume.round, resume.committed, resume.committed_tokens) == (
-        2,
-        4,
-        "https://r/objects/t",
-    )
+    assert (resume.round, resume.committed, resume.digest) == (2, 4, DIGEST)
+    assert resume.committed_tokens == "https://r/objects/t"
     rig.answer(round_=2, committed=4)
     name = rig.only(NameAtVerifier)
     assert isinstance(name, NameAtVerifier) and name.message.epoch == 2
+    rig.answer(round_=2, committed=4)
+    rig.feed(TokensWritten(rig.machine._call, "https://r/objects/t"))
+    assign = rig.only(AssignDrafter)
+    assert isinstance(assign, AssignDrafter)
+    assert (assign.message.epoch, assign.message.verifier) == (2, V1)
+    assert (assign.message.round, assign.message.committed) == (2, 4)
 
 
 def test_fence_conflict_reads_again() -> None:

@@ -33,7 +33,9 @@ def contract(**members: Any) -> Contract:
 
 @pytest.mark.parametrize("trace", TRACES, ids=[trace["name"] for trace in TRACES])
 def test_control_traces(trace: dict[str, Any]) -> None:
-    """R-6.5.2-1 to R-6.5.2-14, D-K1 to D-K11: every step of every trace."""
+    """R-6.5.2-1, R-6.5.2-2, R-6.5.2-3, R-6.5.2-4, R-6.5.2-5, R-6.5.2-6, R-6.5.2-7, R-6.5.2-8,
+    R-6.5.2-10, R-6.5.2-11, R-6.5.2-12, R-6.5.2-14: every step of every trace.
+    """
     terms = contract(**trace["contract"])
     control = Control().assigned(terms, trace["m_init"])
     for step in trace["steps"]:

@@ -72,7 +72,9 @@ def test_self_decode_only_when_permitted(load: int, self_load: int | None, actio
 
 
 def test_self_decoding_period() -> None:
-    """R-6.5.2-20, R-6.5.2-22, R-6.5.2-24 to R-6.5.2-27: one token a round and record."""
+    """R-6.5.2-20, R-6.5.2-22, R-6.5.2-24, R-6.5.2-25, R-6.5.2-26, R-6.5.2-27: one token a round
+    and record.
+    """
     driver = Driver(contract(low_rounds=1, fallback=(3, 5), self_load=50, self_max=5))
     driver.name()
     control = driver.machine._control
@@ -81,8 +83,10 @@ def test_self_decoding_period() -> None:
     assert [r.round for r in driver.log] == [1, 2, 3, 4, 5, 6]
     assert driver.machine.tokens[3:] == driver.model.text((1, 2, 3), 6)
     assert [e.kind for e in driver.events] == [Action.SELF_DECODE]
-    assert driver.events[0].committed == 6
-    assert (driver.machine._control.g, driver.machine._control.m_cap) == (0, control.m_cap)
+    state = driver.machine.state_message()
+    assert (driver.events[0].committed, driver.events[0].digest) == (6, state.digest)
+    after = driver.machine._control
+    assert (after.c, after.g, after.j, after.m_cap) == (0, 0, 1, control.m_cap)
     assert isinstance(driver.propose(driver.good(1)), NotAssigned)
     assert state_of(driver.name()).round == 6
     assert isinstance(driver.propose([0], round=4), StaleBase)
@@ -118,7 +122,7 @@ def test_put_ends_the_period() -> None:
 
 
 def test_finish_takes_precedence() -> None:
-    """R-6.5.2-12, R-6.5.2-28, R-6.3-27 to R-6.3-29"""
+    """R-6.5.2-12, R-6.5.2-28, R-6.3-27, R-6.3-28, R-6.3-29"""
     driver = Driver(contract(low_rounds=1, max_new=1, fallback=(2, 5)))
     driver.name()
     found = verdict(driver.propose(driver.bad(1)))
@@ -127,6 +131,10 @@ def test_finish_takes_precedence() -> None:
     stopped = Driver(contract(stop=(text[1],)))
     stopped.name()
     found = verdict(stopped.propose(text))
+    assert (found.accepted, found.emitted, found.action) == (3, tuple(text[:2]), Action.FINISH)
+    full = Driver(contract(max_new=2))
+    full.name()
+    found = verdict(full.propose(text))
     assert (found.accepted, found.emitted, found.action) == (3, tuple(text[:2]), Action.FINISH)
 
 

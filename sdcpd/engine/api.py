@@ -85,8 +85,20 @@ class TargetEngine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    async def prepare(self, session: bytes, epoch: int, prefix: Prefix) -> None:
-        """Compute the KV of a prefix ahead of its first round; raises EngineError."""
+    async def prepare(
+        self, session: bytes, epoch: int, prefix: Prefix, *, kv: bytes | None = None
+    ) -> None:
+        """Have the KV of a prefix ahead of its first round; raises EngineError.
+
+        `kv` is a KV object for a beginning of the prefix (D-M4): what it covers is not computed,
+        and whatever is wrong with it, it is ignored (D-O10).
+        """
+
+    async def export(self, session: bytes, epoch: int, tokens: int) -> bytes | None:
+        """The KV object for the session's first `tokens`; None if they are not all there."""
+
+    def kv_octets(self, tokens: int) -> int:
+        """Octets of the KV of that many tokens, without an object's header."""
 
     async def score(self, work: Score) -> Scored:
         """Score one proposal; raises EngineError (nothing has changed then)."""

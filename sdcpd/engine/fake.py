@@ -24,8 +24,10 @@ from sdcpd.protocol.acceptance import (
     target_distribution,
     winner,
 )
+from sdcpd.protocol.digest import kv_prefix_hash
 from sdcpd.protocol.messages import Rule, Sampling
 
+FAKE_KV_OCTETS = 32
 CONTEXT = 3  # how many last tokens a score depends on
 
 
@@ -65,13 +67,38 @@ class FakeTarget:
         self.model = model
         self.scored: list[Score] = []
         """Every work item, in order, for tests."""
+        self.prefilled: list[int] = []
+        """How many tokens each opening would have had to compute, for tests."""
+        self._prefixes: dict[tuple[bytes, int], Prefix] = {}
         self._pass_time_s = pass_time_s
         name = f"fake-{model.vocab}"
         digest = hashlib.sha256(name.encode()).digest()
         self.info = EngineInfo(name, digest, digest, model.vocab, 1 << 20, "fake", True)
 
-    async def prepare(self, session: bytes, epoch: int, prefix: Prefix) -> None:
-        """Nothing to prepare."""
+    async def prepare(
+        self, session: bytes, epoch: int, prefix: Prefix, *, kv: bytes | None = None
+    ) -> None:
+        """See TargetEngine; nothing is computed, but what would have been is noted."""
+        self._prefixes[(session, epoch)] = prefix
+        known = self._covered(prefix, kv) if kv is not None else 0
+        self.prefilled.append(max(0, prefix.length - 1 - known))
+
+    async def export(self, session: bytes, epoch: int, tokens: int) -> bytes | None:
+        """A hash of the tokens, as long as `kv_octets` says."""
+        prefix = self._prefixes.get((session, epoch))
+        if prefix is None or len(prefix.tokens) < tokens:
+            return None
+        return kv_prefix_hash(prefix.tokens[:tokens]).ljust(self.kv_octets(tokens), b"\0")
+
+    def kv_octets(self, tokens: int) -> int:
+        """See TargetEngine."""
+        return FAKE_KV_OCTETS * tokens
+
+    def _covered(self, prefix: Prefix, kv: bytes) -> int:
+        count = len(kv) // FAKE_KV_OCTETS
+        covered = prefix.tokens[: min(count, prefix.length)]
+        good = len(covered) == count and kv.startswith(kv_prefix_hash(covered))
+        return count if good else 0
 
     async def score(self, work: Score) -> Scored:
         """See TargetEngine."""
@@ -86,7 +113,8 @@ class FakeTarget:
         return Scored(found.accepted, found.additional, self._pass_time_s)
 
     def forget(self, session: bytes, epoch: int) -> None:
-        """Nothing is kept."""
+        """See TargetEngine."""
+        self._prefixes.pop((session, epoch), None)
 
     def pass_s(self) -> float:
         """See TargetEngine."""

@@ -54,6 +54,19 @@ class SessionKv:
             new[:, :, :have] = old
             setattr(self, name, new)
 
+    def rows(self, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy of the keys and values [layers, heads, positions, dim] of the first positions."""
+        return self.keys[:, :, :positions].clone(), self.values[:, :, :positions].clone()
+
+    def load(self, tokens: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Begin anew with `tokens`, the first of those whose rows these are."""
+        positions = len(tokens)
+        self.reserve(positions)
+        self.keys[:, :, :positions] = keys[:, :, :positions]
+        self.values[:, :, :positions] = values[:, :, :positions]
+        self.tokens[:] = tokens
+        self._agreed = 0
+
     def match(self, prefix: Sequence[int], length: int) -> int:
         """Roll back to the longest beginning shared with `prefix[:length]`; returns its length.
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import torch
 
 from sdcpd.engine.accept import accept
 from sdcpd.engine.api import EngineInfo, Prefix, Score, Scored
 from sdcpd.engine.kv import SessionKv
+from sdcpd.engine.kv_object import KvKind, KvRows, decode_kv, encode_kv
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 from sdcpd.engine.worker import Worker
 
@@ -48,8 +52,17 @@ class _Job:
 
 
 class _PrepareJob(_Job):
-    def __init__(self, prefix: list[int], key: tuple[bytes, int]) -> None:
+    """Feeds what `rows`, computed before for the first tokens, do not cover."""
+
+    def __init__(self, prefix: list[int], key: tuple[bytes, int], rows: KvRows | None) -> None:
         super().__init__(prefix, 0, key)
+        self._rows = rows
+
+    def begin(self, kv: SessionKv) -> None:
+        super().begin(kv)
+        if self._rows is not None and self._rows.positions > len(kv.tokens):
+            first = self._tokens[: self._rows.positions]
+            kv.load(first, self._rows.keys, self._rows.values)
 
 
 class _ScoreJob(_Job):
@@ -80,13 +93,36 @@ class LlamaTarget:
     ) -> None:
         self.info = info
         self._begin = _begin(runner)
+        self._kind = KvKind.of(info, runner.new_kv())
         self.worker = Worker(runner, rows_max=rows_max, kv_octets_max=kv_octets_max, name="target")
 
-    async def prepare(self, session: bytes, epoch: int, prefix: Prefix) -> None:
+    async def prepare(
+        self, session: bytes, epoch: int, prefix: Prefix, *, kv: bytes | None = None
+    ) -> None:
         """See TargetEngine."""
-        tokens = self._tokens(prefix)[:-1]  # the last token is fed with the first round
-        if tokens:
-            await self.worker.run(_PrepareJob(tokens, (session, epoch)))
+        tokens = self._tokens(prefix)
+        rows = None
+        if kv is not None:
+            rows = await asyncio.to_thread(decode_kv, kv, kind=self._kind, tokens=tokens)
+        # The last token is fed with the first round, whether an object has its rows or not.
+        if len(tokens) > 1:
+            await self.worker.run(_PrepareJob(tokens[:-1], (session, epoch), rows))
+
+    async def export(self, session: bytes, epoch: int, tokens: int) -> bytes | None:
+        """See TargetEngine."""
+
+        def copy(kv: SessionKv) -> tuple[Sequence[int], KvRows] | None:
+            if not 0 < tokens <= len(kv.tokens):
+                return None
+            return kv.tokens[:tokens], KvRows(*kv.rows(tokens))
+
+        # The thread that passes wait for only copies; the octets are made beside it.
+        copied = await self.worker.read((session, epoch), copy)
+        return None if copied is None else await asyncio.to_thread(encode_kv, self._kind, *copied)
+
+    def kv_octets(self, tokens: int) -> int:
+        """See TargetEngine."""
+        return self._kind.octets(tokens)
 
     async def score(self, work: Score) -> Scored:
         """See TargetEngine."""

@@ -13,12 +13,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sdcpd.engine.api import ContextFull, EngineError
 from sdcpd.engine.scheduler import plan
 
 log = logging.getLogger("sdcpd.engine")
+T = TypeVar("T")
 
 
 class Kv(Protocol):
@@ -64,25 +65,30 @@ class _Ticket:
     def __init__(self, job: Job, future: asyncio.Future[Any]) -> None:
         self.job = job
         self.future = future
-        self.loop = future.get_loop()
 
     @property
     def rows_left(self) -> int:
         return self.job.rows_left
 
     def finish(self, error: Exception | None = None) -> None:
-        def settle() -> None:
-            if self.future.done():
-                return
-            if error is not None:
-                self.future.set_exception(error)
-            else:
-                self.future.set_result(self.job.result)
+        _settle(self.future, self.job.result, error)
 
-        try:
-            self.loop.call_soon_threadsafe(settle)
-        except RuntimeError:
-            log.debug("a result came after its event loop had ended")
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    """Hand a result, or an error, from the thread to whoever waits in an event loop."""
+
+    def settle() -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    try:
+        future.get_loop().call_soon_threadsafe(settle)
+    except RuntimeError:
+        log.debug("a result came after its event loop had ended")
 
 
 class Worker:
@@ -112,6 +118,29 @@ class Worker:
             raise EngineError("the engine is stopping")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._inbox.put(_Ticket(job, future))
+        return await future
+
+    async def read(self, key: Hashable, use: Callable[[Any], T]) -> T | None:
+        """What `use` makes, on the thread, of a session's KV; None where there is none.
+
+        Raises EngineError when `use` fails or the engine is stopping.
+        """
+        if self._closing:
+            raise EngineError("the engine is stopping")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T | None] = loop.create_future()
+
+        def look() -> None:
+            found, error = None, None
+            try:
+                if (kv := self._kv.get(key)) is not None:
+                    found = use(kv)
+            except Exception as e:
+                log.exception("a session's KV could not be read")
+                error = EngineError(f"the KV could not be read: {e}")
+            _settle(future, found, error)
+
+        self._inbox.put(look)
         return await future
 
     def forget(self, key: Hashable) -> None:

@@ -1,4 +1,4 @@
-"""The committed-prefix digest chain d[0..n] (Section 4.2)."""
+"""The committed-prefix digest chain d[0..n] (Section 4.2), and the prefix hash of KV objects."""
 
 import struct
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from sdcpd.protocol.limits import DIGEST_BYTES, TOKEN_MAX
 from sdcpd.protocol.problems import Unprocessable
 
 _DOMAIN = b"SDCP-PREFIX-1\x00"
+_KV_DOMAIN = b"SDCP-KV-1\x00"
 
 
 def prefix_digest0(contract_digest: bytes, prompt: Sequence[int]) -> bytes:
@@ -16,6 +17,13 @@ def prefix_digest0(contract_digest: bytes, prompt: Sequence[int]) -> bytes:
         raise Unprocessable("prompt has a token of more than 32 bits")
     tokens = struct.pack(f">I{len(prompt)}I", len(prompt), *prompt)
     return sha256(_DOMAIN + contract_digest + tokens).digest()
+
+
+def kv_prefix_hash(tokens: Sequence[int]) -> bytes:
+    """Return the hash that names a KV object's tokens (D-M4); raises Unprocessable as above."""
+    if tokens and max(tokens) > TOKEN_MAX:
+        raise Unprocessable("prefix has a token of more than 32 bits")
+    return sha256(_KV_DOMAIN + struct.pack(f">{len(tokens)}I", *tokens)).digest()
 
 
 def extend(digest: bytes, tokens: Sequence[int]) -> bytes:

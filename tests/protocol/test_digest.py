@@ -1,6 +1,7 @@
 """The committed-prefix digest chain: Section 4.2."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdcpd.protocol.digest import PrefixChain, extend, prefix_digest0
+from sdcpd.protocol.digest import PrefixChain, extend, kv_prefix_hash, prefix_digest0
 from sdcpd.protocol.problems import Unprocessable
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors.json").read_text())
@@ -65,3 +66,12 @@ def test_de6_tokens_above_32_bits_are_refused_and_change_nothing() -> None:
     with pytest.raises(Unprocessable):
         chain.append([2, 2**32])
     assert (chain.committed, chain.digest) == (1, before)
+
+
+def test_the_prefix_hash_of_kv_objects() -> None:
+    """D-M4: SHA-256 over the domain and the uint32 of each token, whatever the contract."""
+    assert kv_prefix_hash(()) == sha256(b"SDCP-KV-1\x00").digest()
+    wanted = sha256(b"SDCP-KV-1\x00" + b"\0\0\1\2" + b"\xff\xff\xff\xff").digest()
+    assert kv_prefix_hash((258, 2**32 - 1)) == wanted
+    with pytest.raises(Unprocessable):
+        kv_prefix_hash((1, 2**32))

@@ -109,6 +109,7 @@ class RouterSection(Section):
     self_max: Annotated[int, Field(ge=0)] | None = None
     switch_grace: DurationOrNever = 2.0
     progress: Duration = 15.0
+    kv_objects: bool = False
 
 
 class VerifierSection(Section):
@@ -124,6 +125,7 @@ class VerifierSection(Section):
     drafter_silence: DurationOrNever = 3.0
     output_wait: Duration = 10.0
     enforcing_logs: bool = False
+    publish_kv: bool = False
     status_ttl: Duration = 3.0
     model: ModelSection = ModelSection()
 

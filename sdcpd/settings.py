@@ -64,6 +64,7 @@ def router_config(config: Config, *, tokenizer: bytes) -> RouterConfig:
         self_load=section.self_load,
         self_max=section.self_max,
         permitted=permitted(config),
+        kv_objects=section.kv_objects,
     )
 
 
@@ -77,6 +78,7 @@ def verifier_config(section: VerifierSection) -> VerifierConfig:
         round_rate=section.round_rate,
         output_wait_s=section.output_wait,
         enforcing_logs=section.enforcing_logs,
+        publish_kv=section.publish_kv,
     )
 
 

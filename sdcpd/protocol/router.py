@@ -283,7 +283,7 @@ class RouterSession:
                 self.epoch -= 1  # not ours: should it stand in the log, another router wrote it
                 self._fail_over(now)
             case TokensWritten():
-                self._tokens_written(event.reference, now)
+                self._tokens_written(event, now)
 
     def _new_call(self, phase: Phase) -> int:
         self.phase = phase
@@ -464,14 +464,15 @@ class RouterSession:
             avoid, grace = self._rename
             self._need_drafter(avoid, now, grace=grace)
 
-    def _tokens_written(self, reference: str | None, now: float) -> None:
+    def _tokens_written(self, event: TokensWritten, now: float) -> None:
+        reference = event.reference
         if self.phase is Phase.TOKENS:
             self._assign(reference, now)
         elif self.phase is Phase.SAVING and reference is None:
             self._trouble = "the committed tokens cannot be written to the cache"
             self._later(self._save, now)
         elif self.phase is Phase.SAVING:
-            self._reopen(reference, now)
+            self._reopen(reference, now, target_kv=event.target_kv)
 
     # ---- answers that are errors, and no answers
 
@@ -582,7 +583,9 @@ class RouterSession:
             case Phase.READING | Phase.FENCING | Phase.REREADING:
                 self._fail_over(now)
             case Phase.NO_VERIFIER:
-                self._reopen(self._resume.committed_tokens if self._resume else None, now)
+                tokens = self._resume.committed_tokens if self._resume else None
+                target_kv = self._resume.target_kv if self._resume else None
+                self._reopen(tokens, now, target_kv=target_kv)
 
     # ---- failover, exactly D-F2
 
@@ -612,7 +615,9 @@ class RouterSession:
         committed = self._log.last_valid.committed
         self._actions.append(WriteTokens(self._new_call(Phase.SAVING), committed))
 
-    def _reopen(self, committed_tokens: str | None, now: float) -> None:
+    def _reopen(
+        self, committed_tokens: str | None, now: float, *, target_kv: str | None = None
+    ) -> None:
         last = self._log.last_valid if self._log else None
         self._resume = None
         if last is not None and committed_tokens is not None:
@@ -621,6 +626,7 @@ class RouterSession:
                 committed=last.committed,
                 digest=last.digest,
                 committed_tokens=committed_tokens,
+                target_kv=target_kv,
             )
             self.committed = max(self.committed, last.committed)
         verifier = self._board.choose_verifier(

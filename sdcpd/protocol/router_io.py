@@ -62,6 +62,8 @@ class TokensWritten:
 
     call: int
     reference: str | None
+    target_kv: str | None = None
+    """The KV of the prompt, where the MLC has it; for another verifier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,20 +85,34 @@ class Objects:
         media_type = (
             "application/cbor" if kind in ("prompt", "tokens") else "application/octet-stream"
         )
+        await self.put(reference, octets, media_type=media_type)
+        return reference
+
+    async def put(
+        self,
+        reference: str,
+        octets: bytes,
+        *,
+        media_type: str = "application/octet-stream",
+        lease_ms: int | None = LEASE_MS,
+        timeout_s: float = FETCH_S,
+    ) -> None:
+        """Write an object that must not be there yet; raises ObjectGone or TransportError."""
+        lease = () if lease_ms is None else (("sdcp-lease", str(lease_ms)),)
         response = await self._client.request(
             "PUT",
             reference,
-            headers=(
-                ("content-type", media_type),
-                ("if-none-match", "*"),
-                ("sdcp-lease", str(LEASE_MS)),
-            ),
+            headers=(("content-type", media_type), ("if-none-match", "*"), *lease),
             body=octets,
-            timeout_s=FETCH_S,
+            timeout_s=timeout_s,
         )
         if not 200 <= response.status < 300:
             raise ObjectGone(f"the cache answered {response.status} to a write")
-        return reference
+
+    async def exists(self, reference: str) -> bool:
+        """Whether the cache has an object; raises TransportError."""
+        response = await self._client.request("HEAD", reference, timeout_s=FETCH_S)
+        return response.status == 200
 
     async def write_tokens(self, session: bytes, scope: bytes | None, tokens: Sequence[int]) -> str:
         """Write committed tokens as an object (D-N7)."""

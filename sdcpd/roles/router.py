@@ -52,6 +52,8 @@ class RouterConfig:
     permitted: Mapping[str, Permitted] = field(default_factory=dict)
     trust_drafters: bool = False
     sessions_max: int = 1024
+    kv_objects: bool = False
+    """Whether verifiers publish KV in this router's cache, so that a failover looks for it."""
 
 
 class Router:
@@ -82,6 +84,7 @@ class Router:
             tasks=self._tasks,
             board=self.board,
             records=records,
+            kv_objects=config.base_uri if config.kv_objects else None,
             closed=self._closed,
         )
         routes = [

@@ -41,6 +41,7 @@ from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable
 from sdcpd.roles.objects import ObjectGone, Objects
+from sdcpd.roles.target_kv import find_target_kv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, TransportError
 from tiers.api import Records, TierError
@@ -59,6 +60,8 @@ class RouteContext:
     tasks: Tasks
     board: Board
     records: Records | None
+    kv_objects: str | None
+    """Base URI of the cache in which verifiers' KV is looked for; None: they publish none."""
     closed: Callable[[RoutedSession], None]
 
 
@@ -250,7 +253,7 @@ class RoutedSession:
     async def _write_tokens(self, action: WriteTokens) -> None:
         """Drafters can read output instead, so a cache that fails is no failure (D-N7)."""
         machine = self.machine
-        reference = None
+        reference = target_kv = None
         try:
             tokens = (await self._log.read()).tokens[: action.committed]
             if len(tokens) == action.committed:
@@ -259,7 +262,16 @@ class RoutedSession:
                 )
         except (LogUnavailable, ObjectGone, TransportError) as e:
             log.info("session %s: committed tokens not written: %s", self.label, e)
-        self.step(TokensWritten(action.call, reference))
+        base = self._context.kv_objects
+        if reference is not None and base is not None and machine.phase is Phase.SAVING:
+            target_kv = await find_target_kv(
+                self._context.objects,
+                base,
+                machine.session,
+                scope=machine.contract.scope,
+                prompt=machine.prompt,
+            )
+        self.step(TokensWritten(action.call, reference, target_kv))
 
     def _moved(self, action: Moved) -> None:
         if self.place is not None:

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sdcpd.engine.api import TargetEngine
 from sdcpd.protocol.codec import decode
@@ -52,6 +52,7 @@ from sdcpd.roles.events import EventSender
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.rates import RateLimit
+from sdcpd.roles.target_kv import TargetKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.roles.verifier_opening import Opener
 from sdcpd.roles.verifier_session import ServedSession, SessionContext
@@ -75,6 +76,8 @@ class VerifierConfig:
     round_rate: float = 200.0
     output_wait_s: float = OUTPUT_WAIT_S
     enforcing_logs: bool = False
+    publish_kv: bool = False
+    """Whether the KV of long prompts is written to the router's cache."""
     load: int | None = None
     """Pins the load reading, for tests (D-K9)."""
 
@@ -100,8 +103,15 @@ class Verifier:
         self.rounds = RoundCounts()
         self._engine, self._client, self._objects = engine, client, objects
         self._status_ttl_s = status_ttl_s
+        target_kv = TargetKv(
+            engine, objects, publish_to=config.router if config.publish_kv else None
+        )
         self._opener = Opener(
-            engine, client=client, objects=objects, enforcing=config.enforcing_logs
+            engine,
+            client=client,
+            objects=objects,
+            target_kv=target_kv,
+            enforcing=config.enforcing_logs,
         )
         self._tasks = Tasks()
         self._sessions: dict[bytes, ServedSession] = {}
@@ -117,6 +127,7 @@ class Verifier:
         self._context = SessionContext(
             engine=engine,
             objects=objects,
+            target_kv=target_kv,
             tasks=self._tasks,
             load=self.load,
             lower=lambda: self.load() > LOAD_HIGH,
@@ -336,12 +347,12 @@ class Verifier:
 
 def _same_content(a: SessionOpen, b: SessionOpen) -> bool:
     """Whether one opening repeats the other: hints and accelerators may differ (D-O1)."""
-    return (contract_digest(a.contract), a.prompt, a.commit_log, a.resume) == (
-        contract_digest(b.contract),
-        b.prompt,
-        b.commit_log,
-        b.resume,
-    )
+
+    def content(opened: SessionOpen) -> tuple[object, ...]:
+        resume = opened.resume and replace(opened.resume, target_kv=None)
+        return contract_digest(opened.contract), opened.prompt, opened.commit_log, resume
+
+    return content(a) == content(b)
 
 
 def _wait_s(request: Request, longest_s: float) -> float:

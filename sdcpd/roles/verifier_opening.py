@@ -17,6 +17,7 @@ from sdcpd.protocol.verifier import VerifierSession
 from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable
 from sdcpd.roles.objects import Objects
+from sdcpd.roles.target_kv import TargetKv
 from sdcpd.transport.http import Client
 
 log = logging.getLogger("sdcpd.verifier")
@@ -26,10 +27,16 @@ class Opener:
     """Opens sessions for one engine; `enforcing` as in CommitLog."""
 
     def __init__(
-        self, engine: TargetEngine, *, client: Client, objects: Objects, enforcing: bool
+        self,
+        engine: TargetEngine,
+        *,
+        client: Client,
+        objects: Objects,
+        target_kv: TargetKv,
+        enforcing: bool,
     ) -> None:
         self._engine, self._client, self._objects = engine, client, objects
-        self._enforcing = enforcing
+        self._target_kv, self._enforcing = target_kv, enforcing
 
     def check_models(self, opened: SessionOpen) -> None:
         """Raise BadContract unless the contract is for the model served here (D-C5)."""
@@ -42,7 +49,7 @@ class Opener:
     async def open(
         self, opened: SessionOpen, *, settings: VerifierSettings
     ) -> tuple[VerifierSession, CommitLog]:
-        """Read the log, check it against what was sent, compute the prompt's KV.
+        """Read the log, check it against what was sent, load or compute the prefix's KV.
 
         Raises StaleEpoch, StaleBase, Unprocessable, or Unavailable for what can't be had now.
         """
@@ -77,15 +84,20 @@ class Opener:
             round_=opened.resume.round if opened.resume else 0,
             committed=committed,
         )
-        await self._prepare(machine)
+        await self._prepare(machine, opened)
         return machine, commit_log
 
-    async def _prepare(self, machine: VerifierSession) -> None:
-        prefix = Prefix(machine.tokens, len(machine.tokens), machine.prompt_length)
+    async def _prepare(self, machine: VerifierSession, opened: SessionOpen) -> None:
         if machine.closed:
             return
+        prefix = Prefix(machine.tokens, len(machine.tokens), machine.prompt_length)
+        kv = await self._target_kv.fetch(
+            (opened.resume and opened.resume.target_kv) or opened.prompt_kv,
+            scope=opened.contract.scope,
+            tokens=prefix.length,
+        )
         try:
-            await self._engine.prepare(machine.session, machine.epoch, prefix)
+            await self._engine.prepare(machine.session, machine.epoch, prefix, kv=kv)
         except EngineError as e:
             raise Unavailable(f"the prompt's KV could not be computed: {e}", retry_after_s=1) from e
 

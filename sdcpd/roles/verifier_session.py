@@ -45,6 +45,7 @@ from sdcpd.protocol.verifier_io import (
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable, Outcome
 from sdcpd.roles.events import EventSender
 from sdcpd.roles.objects import NotTrusted, ObjectGone, Objects, ObjectTooLarge
+from sdcpd.roles.target_kv import TargetKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import TransportError
 
@@ -58,6 +59,7 @@ class SessionContext:
 
     engine: TargetEngine
     objects: Objects
+    target_kv: TargetKv
     tasks: Tasks
     load: Callable[[], int]
     lower: Callable[[], bool]
@@ -82,6 +84,7 @@ class ServedSession:
         self.opened = opened
         self.label = session_path_id(machine.session)
         self._log, self._events, self._context = commit_log, events, context
+        self._publish_kv = context.target_kv.wanted(machine.prompt_length)
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Message | None]] = {}
         self._changed = asyncio.Event()
@@ -165,6 +168,9 @@ class ServedSession:
                 self._events.withdraw()
             case RoundDone():
                 self._context.observe(action)
+                if self._publish_kv:  # once: the first round has had its turn of the engine
+                    self._publish_kv = False
+                    self._spawn(self._context.target_kv.publish(self.machine), "publish")
             case Ended():
                 log.info("session %s: %s", self.label, action.reason)
                 self._context.engine.forget(self.machine.session, self.machine.epoch)

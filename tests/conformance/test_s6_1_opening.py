@@ -15,11 +15,13 @@ from sdcpd.protocol.contract import contract_digest
 from sdcpd.protocol.digest import extend, prefix_digest0
 from sdcpd.protocol.messages import SessionOpen, Verdict
 from sdcpd.protocol.problems import ProblemDocument
+from sdcpd.protocol.uris import session_path_id
 from sdcpd.transport.http import Peer, Request, Response
 from sdcpd.transport.loopback import LoopbackClient
 from tests.kit.answers import output_of, refused, state_of, until, verdict_of
 from tests.kit.cluster import ROUTER, peer
 from tests.kit.failover import fence, resume_of
+from tests.kit.mlc import never
 from tests.kit.vectors import VECTORS
 from tests.kit.verifier_machine import SESSION
 from tests.kit.verifier_wire import OTHER, Wire, with_contract
@@ -88,6 +90,63 @@ async def test_prompt_kv_never_changes_anything(wire: Wire, prompt_kv: str) -> N
     good = wire.model.text((1, 2, 3), 4)
     found = verdict_of(await wire.propose(good[:3]))
     assert list(found.emitted) == good and contacted == []
+
+
+LONG = tuple(i * 7 % 32 for i in range(80))
+
+
+@pytest.mark.parametrize(("covered", "computed"), [(80, 0), (79, 0), (50, 29), (1, 78)])
+async def test_prompt_kv_that_is_usable_is_used(
+    make_wire: MakeWire, covered: int, computed: int
+) -> None:
+    """R-6.1-5: what the object covers is not computed, and the output is the same."""
+    wire = make_wire()
+    state_of(await wire.open(prompt=LONG))
+    octets = await wire.engine.export(SESSION, 1, covered)
+    assert octets is not None and wire.engine.prefilled == [79]
+    other = make_wire(mlc=wire.mlc)
+    state_of(await other.open(prompt=LONG, prompt_kv=wire.put("kv", octets)))
+    assert other.engine.prefilled == [computed]
+    state_of(await other.name())
+    good = wire.model.text(LONG, 4)
+    assert list(verdict_of(await other.propose(good[:3])).emitted) == good
+
+
+class HandedTarget(FakeTarget):
+    """Notes what it is handed."""
+
+    kv: bytes | None = b"not asked"
+
+    async def prepare(self, session: Any, epoch: int, prefix: Any, *, kv: Any = None) -> None:
+        """See TargetEngine."""
+        self.kv = kv
+        await super().prepare(session, epoch, prefix, kv=kv)
+
+
+@pytest.mark.parametrize("how", ["largest", "too large", "gone", "silent", "other scope"])
+async def test_prompt_kv_that_cannot_be_had(
+    make_wire: MakeWire, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """R-6.1-5, R-9-11, D-O10: bounded in size and time; what can't be had is computed."""
+    monkeypatch.setattr("sdcpd.roles.target_kv.LOAD_S", 0.01)
+    wire = make_wire(engine_kind=HandedTarget, members={"scope": b"s" * 16})
+    engine = wire.engine
+    assert isinstance(engine, HandedTarget)
+    most = engine.kv_octets(80) + 4096
+    name = f"{session_path_id((b'o' if how == 'other scope' else b's') * 16)}/kv"
+    if how != "gone":
+        wire.mlc.objects[name] = bytes(most + (how == "too large"))
+    if how == "silent":
+
+        async def silent(request: Request) -> Response | None:
+            return await never(request) if request.path.endswith("/kv") else None
+
+        wire.mlc.before = silent
+    state_of(await wire.open(prompt=LONG, prompt_kv=f"{ROUTER}objects/{name}"))
+    assert engine.kv == (bytes(most) if how == "largest" else None)
+    assert engine.prefilled == [79]
+    asked = [request for request in wire.mlc.requests if request.path.endswith("/kv")]
+    assert len(asked) == (how != "other scope")
 
 
 async def test_an_opening_repeated_tells_the_current_state(any_wire: Wire) -> None:

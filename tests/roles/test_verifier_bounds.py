@@ -50,7 +50,9 @@ async def test_openings_of_one_session_never_run_side_by_side(wire: Wire) -> Non
     running, most, begun = 0, 0, 0
     third: list[asyncio.Task[object]] = []
 
-    async def prepare(session: bytes, epoch: int, prefix: Prefix) -> None:
+    async def prepare(
+        session: bytes, epoch: int, prefix: Prefix, *, kv: bytes | None = None
+    ) -> None:
         nonlocal running, most, begun
         begun += 1
         running += 1

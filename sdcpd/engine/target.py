@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,8 @@ from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_object import KvKind, KvRows, decode_kv, encode_kv
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 from sdcpd.engine.worker import Worker
+
+log = logging.getLogger("sdcpd.engine")
 
 
 class _Job:
@@ -104,6 +107,8 @@ class LlamaTarget:
         rows = None
         if kv is not None:
             rows = await asyncio.to_thread(decode_kv, kv, kind=self._kind, tokens=tokens)
+        if rows is not None:
+            log.info("KV of %d positions loaded", rows.positions)
         # The last token is fed with the first round, whether an object has its rows or not.
         if len(tokens) > 1:
             await self.worker.run(_PrepareJob(tokens[:-1], (session, epoch), rows))

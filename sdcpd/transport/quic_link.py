@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from ipaddress import ip_address
 from typing import Any, cast
 
 from aioquic.quic.events import (
@@ -24,10 +25,11 @@ from sdcpd.transport.http import ConnectFailed, HttpConnection, Outgoing, Peer
 from sdcpd.transport.identity_files import common_name, uri_names
 from sdcpd.transport.limits import H2Limits
 from sdcpd.transport.link import LinkUser
-from sdcpd.transport.quic_tls import Check, MutualQuic
+from sdcpd.transport.quic_tls import DATAGRAM_BYTES_MAX, Check, MutualQuic
 from sdcpd.transport.refusals import CertificateRefused, NoHttp2, PeerAlert, TooSlow
 
 H3_NO_ERROR = 0x100
+CLOCK_S = 0.0005  # a timer that fires so much too early is on time
 CRYPTO_ERROR, CRYPTO_ERROR_LAST = 0x100, 0x1FF
 
 
@@ -60,6 +62,7 @@ class QuicLink(asyncio.DatagramProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.DatagramTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._refused: CertificateRefused | None = None
         self._terminated: ConnectionTerminated | None = None
         self._told_lost = False
@@ -152,7 +155,9 @@ class QuicLink(asyncio.DatagramProtocol):
         if not self._client:
             self.address = f"{addr[0]}:{addr[1]}"
         if self._state is _State.OPEN:
-            self._user.link_data(memoryview(data), addr)
+            self._user.link_data(memoryview(data), addr)  # which ends in `flushed`
+            if self._state is _State.OPEN:
+                return
         else:
             self._quic.receive_datagram(data, addr, now=self._loop.time())
             self._look()
@@ -194,16 +199,20 @@ class QuicLink(asyncio.DatagramProtocol):
             if isinstance(event, HandshakeCompleted) and self._state is _State.HANDSHAKE:
                 self._state = _State.OPEN
                 self._handshake_timer.cancel()
+                if ip_address(self.address.rsplit(":", 1)[0].strip("[]")).is_loopback:
+                    # It carries more, and most of a packet's cost is per packet.
+                    self._quic.enlarge_datagrams(DATAGRAM_BYTES_MAX)
                 self._user.link_open(self)
                 if self.is_open:
                     self._user.link_data(memoryview(b""))  # what came with it
                 return
             self._own(event)
-        if self._refused is not None and self._state is _State.HANDSHAKE:
+        ending = self._quic.ending
+        if ending is not None and self._state is _State.HANDSHAKE:
             # Told before the peer knows: its end comes only after QUIC's closing period.
             self._state = _State.CLOSING
             self._handshake_timer.cancel()
-            self._tell_lost(self._refused)
+            self._tell_lost(self._why(ending))
         self._transmit()
 
     def _next_event(self) -> QuicEvent | None:
@@ -237,14 +246,22 @@ class QuicLink(asyncio.DatagramProtocol):
         if self._terminated is not None:
             self._finish(self._why(self._terminated))
             return
-        if self._timer is not None:
-            self._timer.cancel()
         due = self._quic.get_timer()
-        self._timer = None if due is None else self._loop.call_at(due, self._on_timer, due)
+        if due is None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return  # it looks again when it fires: most are put off before they are due
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_at(due, self._on_timer), due
 
-    def _on_timer(self, due: float) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._quic.handle_timer(now=max(due, self._loop.time()))
+        due, now = self._quic.get_timer(), self._loop.time()
+        if due is None or now < due - CLOCK_S:
+            self._settle()
+            return
+        self._quic.handle_timer(now=max(due, now))
         if self._state is _State.OPEN:
             self._user.link_data(memoryview(b""))
         else:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aioquic import tls
-from aioquic.buffer import Buffer
-from aioquic.quic.configuration import QuicConfiguration
+from aioquic.buffer import Buffer, encode_uint_var
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.connection import QuicConnection
-from aioquic.quic.events import QuicEvent, StreamDataReceived, StreamReset
+from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataReceived, StreamReset
+from aioquic.quic.packet import pull_quic_transport_parameters
 from cryptography import x509
 
 from sdcpd.transport.limits import H3Limits
@@ -26,6 +27,8 @@ from sdcpd.transport.tls import TlsIdentity
 
 ALPN = "h3"
 LIMITS = H3Limits()
+DATAGRAM_BYTES_MAX = 16 << 10
+MAX_UDP_PAYLOAD_SIZE = 0x03  # RFC 9000 section 18.2
 
 # What it says of a connection's end our own line says better.
 logging.getLogger("quic").setLevel(logging.ERROR)
@@ -49,6 +52,8 @@ _NEEDED = (
     (QuicConnection, "_initialize"),
     (QuicConnection, "_write_connection_limits"),
     (QuicConnection, "_write_stream_limits"),
+    (QuicConnection, "_parse_transport_parameters"),
+    (QuicConnection, "_serialize_transport_parameters"),
     (tls, "pull_certificate"),
 )
 for _owner, _name in _NEEDED:
@@ -110,10 +115,35 @@ class MutualQuic(QuicConnection):
     """A QUIC connection, either side, whose peer `peer_check` has seen before HTTP begins."""
 
     peer_check: Check
+    peer_payload_bytes_max: int = SMALLEST_MAX_DATAGRAM_SIZE
     closed_by_us = False
     """Whether the end of the connection was our decision, an alert of ours included."""
     delivered_bytes = 0
     """Octets of all streams that have arrived in order."""
+
+    @property
+    def ending(self) -> ConnectionTerminated | None:
+        """Why the connection is being closed, by whom ever; told as an event only at its end."""
+        return self._close_event
+
+    def enlarge_datagrams(self, size: int) -> None:
+        """Send larger datagrams from now on; only where the path is known to carry them."""
+        size = min(size, self.peer_payload_bytes_max)
+        for part in (self, self._loss._cc, self._loss._pacer):
+            part._max_datagram_size = size
+
+    def _parse_transport_parameters(self, data: bytes, *args: Any, **kwargs: Any) -> None:
+        """As the library's, which forgets how large a datagram the peer takes."""
+        super()._parse_transport_parameters(data, *args, **kwargs)
+        found = pull_quic_transport_parameters(Buffer(data=data)).max_udp_payload_size
+        # Who says nothing may take any by RFC 9000, and others' clients do not.
+        self.peer_payload_bytes_max = found or SMALLEST_MAX_DATAGRAM_SIZE
+
+    def _serialize_transport_parameters(self) -> bytes:
+        """As the library's, and how large a datagram we take, which it does not say."""
+        value = encode_uint_var(DATAGRAM_BYTES_MAX)
+        own = encode_uint_var(MAX_UDP_PAYLOAD_SIZE) + encode_uint_var(len(value)) + value
+        return bytes(super()._serialize_transport_parameters()) + own
 
     def close(self, *args: Any, **kwargs: Any) -> None:
         """As the library's; it calls this for the peer's faults as well."""
@@ -144,10 +174,13 @@ class MutualQuic(QuicConnection):
     def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
         """The same for one stream."""
         receiver, window = stream.receiver, LIMITS.stream_window_bytes
-        if stream.max_stream_data_local:
-            arrived = receiver.starting_offset()
-            if arrived + window // 2 >= stream.max_stream_data_local:
-                stream.max_stream_data_local = arrived + window
+        if not stream.max_stream_data_local:
+            return  # one that only we send on
+        arrived = receiver.starting_offset()
+        if arrived + window // 2 >= stream.max_stream_data_local:
+            stream.max_stream_data_local = arrived + window
+        elif stream.max_stream_data_local == stream.max_stream_data_local_sent:
+            return
         highest, receiver.highest_offset = receiver.highest_offset, 0
         try:
             super()._write_stream_limits(builder, space, stream)

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from sdcpd.config import Config
+from sdcpd.config import Config, parse_config
 from sdcpd.engine.fake import FakeTarget
 from sdcpd.parts import Parts
 from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.problems import Forbidden
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.generation import GenerationRequest
+from sdcpd.settings import router_config, verifier_config
 from sdcpd.transport.http import Peer, Request, Response
 from tests.kit.answers import output_of, refused, state_of, until, verdict_of
 from tests.kit.cluster import ROUTER, cluster
@@ -138,7 +139,9 @@ async def taken_over(make_wire: MakeWire, wire: Wire, target_kv: str | None) -> 
     other = second(make_wire, wire)
     fence(wire, 2)
     resume = resume_of(wire, target_kv=target_kv)
-    state_of(await other.open(epoch=2, prompt=PROMPT, resume=resume))
+    # What the resume names is nearer to what is needed than the prompt's, and comes first.
+    gone = f"{ROUTER}objects/x/gone"
+    state_of(await other.open(epoch=2, prompt=PROMPT, resume=resume, prompt_kv=gone))
     state_of(await other.name(epoch=2))
     verdict_of(await other.propose(other.good(3), epoch=2))
     return other
@@ -206,6 +209,7 @@ async def test_the_router_says_where_the_kv_is(rig: RouterRig) -> None:
     resume = resumed(await rig.v1.next("POST", "sessions"))
     assert resume.target_kv == f"{rig.base}objects/{rig.log_name}/{name_of(PROMPT)}"
     assert resume.committed == 2
+    await rig.d0.next("POST", "assignments")  # which needs the tokens once more, but no KV
     assert [request.method for request in looked_for(rig)] == ["HEAD"]
 
 
@@ -270,6 +274,22 @@ async def test_a_failover_with_the_kv_of_the_lost_verifier() -> None:
         (other,) = (v for base, v in c.verifiers.items() if base != first)
         assert isinstance(other._engine, FakeTarget)
         assert other._engine.prefilled[0] < 60
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_who_takes_part_is_configured(asked: bool) -> None:
+    """R-6.3-39: off unless the operator says so."""
+    lines = [
+        '[router]\nbase_uri = "https://r:1/"',
+        "kv_objects = true" if asked else "",
+        '[verifier]\nbase_uri = "https://v:1/"\nrouter = "https://r:1/"',
+        "publish_kv = true" if asked else "",
+        'model.path = "/m"',
+    ]
+    config = parse_config("\n".join(lines), name="x")
+    assert config.verifier is not None
+    assert router_config(config, tokenizer=b"").kv_objects is asked
+    assert verifier_config(config.verifier).publish_kv is asked
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])

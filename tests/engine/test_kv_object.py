@@ -220,14 +220,16 @@ async def opened(spied: Spied, session: bytes, kv: bytes | None, tokens: list[in
 
 @pytest.mark.parametrize(("covered", "computed"), [(90, 0), (89, 0), (88, 1), (17, 72), (1, 88)])
 async def test_what_is_loaded_is_what_would_be_computed(
-    spied: Spied, covered: int, computed: int
+    spied: Spied, caplog: pytest.LogCaptureFixture, covered: int, computed: int
 ) -> None:
     """R-6.1-5, R-6.3-39: only the rest is computed, and every score is the same, bit for bit."""
     assert await opened(spied, b"a", None, PROMPT) == len(PROMPT) - 1
     first = await spied.round(b"a", PROMPT, 11, 12, 13)
     kv = await spied.target.export(b"a", 1, covered)
     assert kv is not None and 0 < len(kv) - spied.target.kv_octets(covered) < 1024
-    assert await opened(spied, b"b", kv, PROMPT) == computed
+    with caplog.at_level(logging.INFO, "sdcpd.engine"):
+        assert await opened(spied, b"b", kv, PROMPT) == computed
+    assert caplog.messages == [f"KV of {covered} positions loaded"]
     longer = [*PROMPT, first[1]]
     for tokens, proposed in ((PROMPT, (11, 12, 13)), (longer, ()), (longer, (5, 6))):
         accepted, additional, scores = await spied.round(b"a", tokens, *proposed)

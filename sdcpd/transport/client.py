@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -27,6 +27,7 @@ from sdcpd.transport.tls import TlsIdentity
 
 # A server that is draining gives requests back; a fresh connection then takes them.
 ATTEMPTS_MAX = 3
+URIS_KEPT = 256  # parsed; the same few resources are called again and again
 # For the version that is tried because the other failed: a firewall may drop its packets, and
 # whoever waits has waited for the other already.
 SECOND_CONNECT_TIMEOUT_S = 1.0
@@ -224,6 +225,7 @@ def _is_usable(task: asyncio.Task[ClientConnection]) -> bool:
     return not task.cancelled() and task.exception() is None and task.result().is_usable
 
 
+@lru_cache(maxsize=URIS_KEPT)
 def _split_uri(uri: str) -> tuple[Origin, str, str]:
     """Origin, authority and request target of an absolute https URI; raises ValueError."""
     parts = urlsplit(uri)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import h2.events
 
 from sdcpd.transport.http import GoAway, Headers, RequestHeaders, ResponseHeaders
 
+FIELDS_KEPT = 1024  # the same few fields stand in every message
 _FORBIDDEN_FIELDS = frozenset(
     ("connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade")
 )
 
 
+@lru_cache(maxsize=FIELDS_KEPT)
 def encoded_field(name: str, value: str) -> tuple[bytes, bytes]:
     """One field for the wire; raises ValueError where it would break the peer's connection."""
     key = name.lower()

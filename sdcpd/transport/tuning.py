@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
+import hpack.hpack
+import hpack.table
 from hyperframe.frame import Frame
 
 # glibc's mallopt parameters (malloc.h).
@@ -36,6 +38,14 @@ def silence_frame_text() -> None:
     with logging off.
     """
     Frame.__repr__ = _frame_name
+    hpack.hpack.log = hpack.table.log = _Silent()  # type: ignore[assignment]
+
+
+class _Silent:
+    """A logger that hears nothing: hpack tells one of each field of each message."""
+
+    def debug(self, *_: object) -> None:
+        """Nothing."""
 
 
 def _frame_name(frame: Frame) -> str:

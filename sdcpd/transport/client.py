@@ -11,7 +11,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from sdcpd.transport.client_connection import CheckPeer, ClientConnection, Origin, mark_retrieved
-from sdcpd.transport.exchange import NotProcessed
+from sdcpd.transport.client_exchange import NotProcessed
 from sdcpd.transport.http import (
     ConnectFailed,
     Headers,

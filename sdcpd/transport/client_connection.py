@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sdcpd.transport.exchange import ClientExchange, NotProcessed, Outcome
+from sdcpd.transport.client_exchange import ClientExchange, NotProcessed, Outcome
 from sdcpd.transport.http import (
     ConnectFailed,
     ConnectionLost,

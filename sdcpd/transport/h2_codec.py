@@ -264,7 +264,7 @@ def _configured(*, client: bool, limits: H2Limits) -> DrainingH2:
     if extra > 0:
         connection.increment_flow_control_window(extra)
     # h2 kills the whole connection above the limit. We refuse single streams at the limit
-    # (exchange.py), and leave h2's own limit as the backstop at twice that.
+    # (server_exchange.py), and leave h2's own limit as the backstop at twice that.
     connection.local_settings._settings[SettingCodes.MAX_CONCURRENT_STREAMS][0] = (
         2 * limits.streams_max
     )

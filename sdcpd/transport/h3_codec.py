@@ -182,7 +182,7 @@ class H3Codec:
         return sum(len(one.sender._buffer) for number, one in streams if not number & 2)
 
     def consumed(self, stream_id: int, size: int) -> None:
-        """Nothing: aioquic opens its windows as data arrives; `exchange` bounds bodies."""
+        """Nothing: aioquic opens its windows as data arrives; `ServerExchange` bounds bodies."""
 
     def reset(self, stream_id: int, code: int) -> None:
         """End a stream early; nothing happens if it already ended."""

@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import Callable
 
-from sdcpd.transport.exchange import Incoming
 from sdcpd.transport.http import (
     Handler,
 )
@@ -24,6 +23,7 @@ from sdcpd.transport.problem import problem
 from sdcpd.transport.quic_server import QuicListener
 from sdcpd.transport.refusals import server_refusal
 from sdcpd.transport.server_connection import ServerConnection
+from sdcpd.transport.server_exchange import Incoming
 from sdcpd.transport.tcp import Scratch, TlsLink
 from sdcpd.transport.tls import TlsIdentity
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from sdcpd.transport.exchange import Incoming, ServerExchange
 from sdcpd.transport.http import HttpProtocolError, Peer, Response, StreamEvent, StreamGone
 from sdcpd.transport.limits import H2Limits, PaceLimits
 from sdcpd.transport.link import Link
 from sdcpd.transport.problem import problem
 from sdcpd.transport.pump import HttpPump
+from sdcpd.transport.server_exchange import Incoming, ServerExchange
 
 
 class ConnectionOwner(Protocol):

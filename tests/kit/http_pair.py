@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sdcpd.transport.exchange import ClientExchange, Incoming, Outcome, ServerExchange
+from sdcpd.transport.client_exchange import ClientExchange, Outcome
 from sdcpd.transport.h2_codec import H2Codec
 from sdcpd.transport.http import Headers, Peer, Response
 from sdcpd.transport.limits import H2Limits, PaceLimits
+from sdcpd.transport.server_exchange import Incoming, ServerExchange
 
 PEER = Peer("test", ("spiffe://test.example/sdcp/drafter/d0",), (), "drafter/d0", "00")
 

@@ -17,7 +17,7 @@ from hyperframe.frame import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdcpd.transport.exchange import NotProcessed
+from sdcpd.transport.client_exchange import NotProcessed
 from sdcpd.transport.h2_codec import H2Codec
 from sdcpd.transport.http import (
     ConnectionLost,

@@ -130,6 +130,7 @@ WRONG: dict[str, Callable[[], bytes]] = {
     "tokens as text": lambda: object_of(tokens="5"),
     "tokens as float": lambda: object_of(tokens=5.0),
     "layers": lambda: object_of(layers=3),
+    "layers as float": lambda: object_of(layers=2.0),
     "heads": lambda: object_of(heads=4),
     "another shape of the same size": lambda: object_of(heads=4, head_dim=3),
     "head_dim": lambda: object_of(head_dim=5),
@@ -285,7 +286,10 @@ async def test_an_exported_object_is_a_copy(spied: Spied) -> None:
     """What is published does not change with the session that goes on meanwhile."""
     await opened(spied, b"a", None, PROMPT)
     kv = await spied.target.export(b"a", 1, 80)
+    rows = await spied.target.worker.read((b"a", 1), lambda known: known.rows(80))
+    before = [part.clone() for part in rows]
     await spied.round(b"a", [*PROMPT[:70], *[1] * 20])
+    assert all(torch.equal(part, then) for part, then in zip(rows, before, strict=True))
     changed = await spied.target.export(b"a", 1, 80)
     assert kv != changed
     await spied.round(b"a", PROMPT)

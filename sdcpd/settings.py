@@ -11,10 +11,10 @@ from sdcpd.protocol.drafter import DrafterSettings
 from sdcpd.protocol.instances import Permitted
 from sdcpd.protocol.router import RouterSettings
 from sdcpd.protocol.verifier_state import VerifierSettings
+from sdcpd.roles.contracts import RouterConfig
 from sdcpd.roles.drafter import DrafterConfig
 from sdcpd.roles.frontend import ApiSettings
 from sdcpd.roles.peers import PeerEntry
-from sdcpd.roles.router import RouterConfig
 from sdcpd.roles.verifier import VerifierConfig
 from tiers.build import TierSpec
 

@@ -7,18 +7,18 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 
 from sdcpd.protocol.codec import decode
-from sdcpd.protocol.instances import Board, Permitted
-from sdcpd.protocol.messages import Action, Contract, Event, InstanceRole, Rule, Sampling, Status
+from sdcpd.protocol.instances import Board
+from sdcpd.protocol.messages import Event, InstanceRole, Rule, Status
 from sdcpd.protocol.problems import Forbidden, Malformed, NotFound, StaleEpoch
-from sdcpd.protocol.router import RouterSession, RouterSettings
+from sdcpd.protocol.router import RouterSession
 from sdcpd.protocol.router_io import DrafterLost, EventArrived, VerifierLost, Woken
 from sdcpd.protocol.router_record import RecordCorrupt, decode_record
 from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
+from sdcpd.roles.contracts import ContractMaker, RouterConfig
 from sdcpd.roles.generation import GenerationError, GenerationRequest, Readiness
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.output_reader import OutputReader
@@ -30,30 +30,7 @@ from tiers.api import Records
 
 log = logging.getLogger("sdcpd.router")
 WATCH_S = 0.1  # how often expired statuses are looked for; a fraction of any ttl
-LADDER_MAX = 1024  # entries of a contract's ladder
 ENDED_MAX = 1024  # ended sessions remembered so that late events are answered
-
-
-@dataclass(frozen=True, slots=True)
-class RouterConfig:
-    """`[router]` as the role needs it."""
-
-    base_uri: str
-    tokenizer: bytes
-    machine: RouterSettings = field(default_factory=RouterSettings)
-    sampling_rule: str = "auto"
-    m_max: int = 16
-    low_rounds: int = 8
-    low_ratio: int | None = None
-    fallback: tuple[int, ...] = (Action.REDUCE, Action.SWITCH, Action.SELF_DECODE)
-    """The ladder; unless it ends in fail, its last entry is taken again and again."""
-    self_load: int | None = 100
-    self_max: int | None = None
-    permitted: Mapping[str, Permitted] = field(default_factory=dict)
-    trust_drafters: bool = False
-    sessions_max: int = 1024
-    kv_objects: bool = False
-    """Whether verifiers publish KV in this router's cache, so that a failover looks for it."""
 
 
 class Router:
@@ -92,6 +69,10 @@ class Router:
             Route("POST", "events", self._event, ("verifier",)),
         ]
         self.listener = Listener(config.base_uri, routes, peers=peers, mlc=mlc)
+
+    @property
+    def _contracts(self) -> ContractMaker:
+        return ContractMaker(self.config, self.board)
 
     @property
     def sessions(self) -> Sequence[RoutedSession]:
@@ -148,14 +129,14 @@ class Router:
         """Open a session for a text; raises GenerationError."""
         if len(self._sessions) >= self.config.sessions_max:
             raise GenerationError("too many texts are being generated", retry_after_s=1)
-        reader = self._begin(request, self._rule(request))
+        reader = self._begin(request, self._contracts.rule(request))
         try:
             await self._opened(reader)
         except GenerationError:
             ended = self._ended.get(reader.session)
             failed = ended.failed if ended else None
             refused = failed is not None and failed.suffix == "sdcp-bad-contract"
-            if not refused or self._rule(request) != Rule.RACE:
+            if not refused or self._contracts.rule(request) != Rule.RACE:
                 raise
             # Another make of verifier knows no rule 200 (D-Z7).
             reader = self._begin(request, Rule.SPECULATIVE_SAMPLING)
@@ -176,7 +157,7 @@ class Router:
         if verifier is None:
             raise GenerationError(self.readiness().reason, retry_after_s=1)
         session = secrets.token_bytes(16)
-        contract = self._contract(request, rule, verifier)
+        contract = self._contracts.make(request, rule, verifier)
         machine = RouterSession(
             session=session,
             contract=contract,
@@ -192,80 +173,6 @@ class Router:
         self.counts["sessions"] += 1
         routed.start()
         return OutputReader(routed, client=self._client)
-
-    def _rule(self, request: GenerationRequest) -> Rule:
-        """Temperature 0 is rule 1; otherwise by `sampling_rule` (D-Z7)."""
-        if request.sampling.temperature_milli == 0:
-            return Rule.GREEDY
-        if self.config.sampling_rule != "auto":
-            race = self.config.sampling_rule == "race"
-            return Rule.RACE if race else Rule.SPECULATIVE_SAMPLING
-        now = time.monotonic()
-        verifier = self.board.choose_verifier(now=now)
-        status = self.board.status(verifier, InstanceRole.VERIFIER) if verifier else None
-        served = status is not None and Rule.RACE in (status.rules or ())
-        probe = self._probe()
-        if served and self.board.drafters(replace(probe, rule=Rule.RACE), now=now):
-            return Rule.RACE
-        rejection = replace(probe, rule=Rule.SPECULATIVE_SAMPLING)
-        if self.board.drafters(rejection, now=now):
-            return Rule.SPECULATIVE_SAMPLING
-        return Rule.RACE
-
-    def _probe(self) -> Contract:
-        """A contract that stands for any, to ask which drafters would be permitted."""
-        return Contract(
-            target=bytes(32),
-            tokenizer=bytes(32),
-            rule=Rule.GREEDY,
-            m_max=1,
-            max_new=1,
-            stop=(),
-            low_rounds=1,
-            fallback=(Action.FAIL,),
-        )
-
-    def _contract(self, request: GenerationRequest, rule: Rule, verifier: str) -> Contract:
-        status = self.board.status(verifier, InstanceRole.VERIFIER)
-        permitted = self.config.permitted.get(verifier, Permitted())
-        target = permitted.model or (status.model if status else None)
-        if target is None:
-            raise GenerationError(
-                f"the model of verifier {verifier} is not known; set model in its [[peers]] entry"
-            )
-        sampling: Sampling | None = None
-        if rule != Rule.GREEDY:
-            sampling = request.sampling
-            if rule == Rule.RACE and sampling.seed is None:
-                sampling = replace(sampling, seed=secrets.randbits(64))
-        return Contract(
-            target=target,
-            tokenizer=self.config.tokenizer,
-            rule=rule,
-            sampling=sampling,
-            m_max=self.config.m_max,
-            max_new=request.max_new,
-            stop=request.stop,
-            low_rounds=self.config.low_rounds,
-            low_ratio=self.config.low_ratio,
-            fallback=self._fallback(request.max_new),
-            self_load=100 if not request.speculate else self.config.self_load,
-            self_max=None if not request.speculate else self.config.self_max,
-        )
-
-    def _fallback(self, max_new: int) -> tuple[int, ...]:
-        """The ladder; switching is left out while there is nobody to switch to.
-
-        The draft fails a session at the ladder's end. A text must not fail because drafters are
-        bad at it, so the ladder is as long as the text may need.
-        """
-        drafters = self.board.drafters(self._probe(), now=time.monotonic())
-        ladder = tuple(
-            entry for entry in self.config.fallback if entry != Action.SWITCH or len(drafters) > 1
-        )
-        ladder = ladder or self.config.fallback
-        more = min(LADDER_MAX, max_new // self.config.low_rounds + 1) - len(ladder)
-        return ladder if ladder[-1] == Action.FAIL else ladder + ladder[-1:] * max(0, more)
 
     # ---- resources
 

@@ -108,16 +108,21 @@ def test_every_pass_moves_the_oldest_round_and_the_oldest_prefill(rows_max: int)
 async def test_a_single_job_waits_for_no_batch() -> None:
     """R-8-1: nothing in the engine's thread waits for a time; what is there is what is run."""
 
-    class Untimed(queue.SimpleQueue[Any]):
+    windows: list[float] = []
+    made: list[Worker] = []  # the thread begins before there is a name for it
+
+    class Watched(queue.SimpleQueue[Any]):
         def get(self, block: bool = True, timeout: float | None = None) -> Any:
-            assert timeout is None, "a batch window"
-            return super().get(block)
+            if timeout is not None and made and made[0]._waiting:
+                windows.append(timeout)  # there is work, and it waits for more
+            return super().get(block, timeout)
 
     runner = Pass()
     no_sleep = patch.object(worker_module.time, "sleep", side_effect=AssertionError("a window"))
-    with patch.object(worker_module.queue, "SimpleQueue", Untimed), no_sleep:
+    with patch.object(worker_module.queue, "SimpleQueue", Watched), no_sleep:
         worker = Worker(runner, rows_max=8, kv_octets_max=100)
+        made.append(worker)
         for key in range(5):
             await worker.run(Job(key))
         await worker.aclose()
-    assert len(runner.passes) == 5
+    assert len(runner.passes) == 5 and windows == []

@@ -13,11 +13,12 @@ from sdcpd.protocol.drafter import DrafterSettings
 from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.router import RouterSettings
 from sdcpd.protocol.verifier_state import VerifierSettings
+from sdcpd.roles.contracts import RouterConfig
 from sdcpd.roles.drafter import Drafter, DrafterConfig
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
-from sdcpd.roles.router import Router, RouterConfig
+from sdcpd.roles.router import Router
 from sdcpd.roles.status import StatusReporter
 from sdcpd.roles.verifier import Verifier, VerifierConfig
 from sdcpd.transport.http import Handler, Peer

@@ -23,10 +23,11 @@ from sdcpd.protocol.messages import (
 )
 from sdcpd.protocol.router import RouterSettings
 from sdcpd.protocol.uris import session_path_id
+from sdcpd.roles.contracts import RouterConfig
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.output_reader import OutputReader
-from sdcpd.roles.router import Router, RouterConfig
+from sdcpd.roles.router import Router
 from sdcpd.roles.router_session import RoutedSession
 from sdcpd.transport.http import Client, Response
 from tests.kit.cluster import PEERS

@@ -17,6 +17,7 @@ PACKAGES = ("sdcpd", "tiers", "cli", "certs")
 ROLE_OF_MODULE = {
     "router": "router",
     "router_session": "router",
+    "contracts": "router",
     "output_reader": "router",
     "verifier": "verifier",
     "verifier_session": "verifier",

@@ -16,11 +16,12 @@ from sdcpd.protocol.messages import Action, Event, Output, Rule, Sampling
 from sdcpd.protocol.router import RouterSettings
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier_state import VerifierSettings
+from sdcpd.roles.contracts import RouterConfig
 from sdcpd.roles.drafter import Drafter, DrafterConfig
 from sdcpd.roles.generation import GenerationError, GenerationRequest
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.output_reader import OutputReader
-from sdcpd.roles.router import Router, RouterConfig
+from sdcpd.roles.router import Router
 from sdcpd.roles.status import StatusReporter, instance_name
 from sdcpd.roles.verifier import Verifier, VerifierConfig
 from sdcpd.transport.http import Request, Response

@@ -30,6 +30,7 @@ from sdcpd.protocol.messages import (
     Sampling,
     SessionOpen,
     SessionState,
+    State,
 )
 from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.protocol.router_io import (
@@ -315,7 +316,10 @@ class RouterSession:
             case Phase.OPENING:
                 self._progress_at, self._opened = now, True
                 self._actions.append(Moved(self.verifier, self.epoch))
-                if self.profile is not None:
+                if self._ended_there():
+                    self.ended = Action.FAIL if self._state.state == State.FAILED else Action.FINISH
+                    self._close(None)
+                elif self.profile is not None:
                     self._post_policy()
                 else:
                     self._name_next(now)
@@ -329,6 +333,17 @@ class RouterSession:
                 self._assigned(now)
             case Phase.FENCING:
                 self._actions.append(ReadLog(self._new_call(Phase.REREADING)))
+
+    def _ended_there(self) -> bool:
+        """Whether what was opened again had come to its end: no event will tell.
+
+        `state` has these values at verifiers of this project alone (D-O11), which their statuses
+        show; others answer 410 to the drafter's naming.
+        """
+        status = self._board.status(self.verifier, InstanceRole.VERIFIER)
+        ours = status is not None and status.vocab is not None
+        over = self._state.state in (State.FINISHED, State.FAILED)
+        return (ours and over) or self._state.committed >= self.contract.max_new
 
     def _name_next(self, now: float) -> None:
         avoid, grace = self._rename or (None, False)

@@ -161,6 +161,9 @@ class OutputReader:
         failed = self._session.failed
         if failed is not None:
             raise GenerationError(f"the session could not be served: {failed}")
+        if self._session.place is None and self._session.machine.ended is not None:
+            # It ended while a restarted router had not found its verifier again.
+            raise _OutputLost("its verifier was not reached again")
         if self._session.place is None:
             raise GenerationError("the session was ended before it began")
 

@@ -80,6 +80,27 @@ async def test_a_session_goes_on_and_is_read_on(made: Cluster) -> None:
     assert made.mlc.tokens(session_path_id(reader.session)) == tuple(text)
 
 
+async def test_the_end_is_told_before_the_verifier_is_found_again(made: Cluster) -> None:
+    """R-6.9-18: an event gets through while the verifier does not answer; the text is in the log."""
+    reader = await begin(made, until=9)
+    read = reader.stats.committed
+    made.kill(ROUTER)
+
+    async def logs_alone(request: Request) -> Response:
+        return await made.mlc.handle(request) if "/logs/" in request.path else Response(503)
+
+    made.network[ROUTER] = logs_alone
+    (served,) = made.verifiers["https://v0.test/"].sessions
+    async with asyncio.timeout(20):
+        while not served.machine.closed:
+            await asyncio.sleep(0)
+    del made.network["https://v0.test/"]  # it still reaches others
+    made.add_router()
+    text = made.model.text(PROMPT, COUNT)
+    assert await rest(made, reader.session, read) == text[read:]
+    assert made.router.counts["event_finish"] == 1
+
+
 async def test_an_ended_session_is_not_taken_up(made: Cluster) -> None:
     """R-6.9-18: what has ended needs no router any more."""
     await made.text(PROMPT, 8)

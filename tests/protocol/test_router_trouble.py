@@ -6,7 +6,7 @@ import pytest
 
 from sdcpd.protocol.commit_log import FenceRecord
 from sdcpd.protocol.instances import NAMES_MAX, Board
-from sdcpd.protocol.messages import Action, InstanceRole, Sampling
+from sdcpd.protocol.messages import Action, InstanceRole, Sampling, SessionState, State
 from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.protocol.router import OPENING_TROUBLE_S, TROUBLE_S, Phase
 from sdcpd.protocol.router_io import (
@@ -32,8 +32,8 @@ from sdcpd.protocol.router_io import (
     WriteFence,
     WriteTokens,
 )
-from tests.kit.verifier_machine import contract
-from tests.protocol.test_router import D0, D1, V0, V1, Rig, record, status
+from tests.kit.verifier_machine import SESSION, contract
+from tests.protocol.test_router import D0, D1, DIGEST, V0, V1, Rig, record, status
 
 
 def until_closed(rig: Rig, problem: ProblemDocument, *, seconds: float) -> Closed | None:
@@ -282,3 +282,29 @@ def test_a_drafter_that_is_not_ready_is_not_chosen() -> None:
     board = Board({})
     board.report(D0, status(D0, InstanceRole.DRAFTER, ready=False), now=0.0)
     assert board.choose_drafter(contract(), now=0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("vocab", "state", "committed", "ended"),
+    [
+        (99, State.FINISHED, 7, Action.FINISH),
+        (99, State.FAILED, 7, Action.FAIL),
+        (99, State.ASSIGNED, 7, None),
+        (99, State.ASSIGNED, 64, Action.FINISH),
+        (None, State.FINISHED, 7, None),  # another make of verifier may mean anything by it
+        (None, None, 64, Action.FINISH),
+    ],
+)
+def test_a_session_that_was_opened_again_at_its_end_is_over(
+    vocab: int | None, state: State | None, committed: int, ended: Action | None
+) -> None:
+    """R-6.9-14: nobody would tell, and the router would hold it for ever (D-O11, D-O14)."""
+    rig = Rig(drafters=0)
+    rig.board.report(V0, status(V0, InstanceRole.VERIFIER, vocab=vocab), now=0.0)
+    found = SessionState(
+        session=SESSION, epoch=1, round=5, committed=committed, digest=DIGEST, state=state
+    )
+    rig.feed(Answered(rig.machine._call, found))
+    assert rig.machine.closed is (ended is not None)
+    assert rig.machine.ended is ended
+    rig.only(Moved)

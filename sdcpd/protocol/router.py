@@ -56,6 +56,7 @@ from sdcpd.protocol.router_io import (
     SaveFailed,
     TokensWritten,
     Unreachable,
+    VerifierAppeared,
     VerifierLost,
     Woken,
     WriteFence,
@@ -228,6 +229,8 @@ class RouterSession:
                     self._drafter_lost(event.drafter, now)
             case VerifierLost():
                 self._verifier_lost(event, now)
+            case VerifierAppeared():
+                self._verifier_appeared(event.verifier, now)
             case Progress():
                 self._progress(event, now)
             case ChangePolicy():
@@ -434,6 +437,12 @@ class RouterSession:
             return
         if event.epoch in (None, self.epoch):
             self._fail_over(now)
+
+    def _verifier_appeared(self, verifier: str, now: float) -> None:
+        """Open the session again, as a router before this one did: that tells if it is there."""
+        if verifier == self.verifier and self.phase in (Phase.WAITING, Phase.RUNNING):
+            self._preferred = self.drafter or self._preferred
+            self._open(now)
 
     def _assignment(self, drafter: str, committed_tokens: str | None) -> Assignment:
         status = self._board.status(self.verifier, InstanceRole.VERIFIER)

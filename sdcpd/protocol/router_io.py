@@ -99,6 +99,13 @@ class VerifierLost:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierAppeared:
+    """A verifier reports for the first time in this router's life; it may have been restarted."""
+
+    verifier: str
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The front end has read output up to `committed`; `closed` if it was the last."""
 
@@ -131,6 +138,7 @@ RouterEvent = (
     | EventArrived
     | DrafterLost
     | VerifierLost
+    | VerifierAppeared
     | Progress
     | ChangePolicy
     | SaveFailed

@@ -14,7 +14,13 @@ from sdcpd.protocol.instances import Board
 from sdcpd.protocol.messages import Event, InstanceRole, Rule, Status
 from sdcpd.protocol.problems import Forbidden, Malformed, NotFound, StaleEpoch
 from sdcpd.protocol.router import RouterSession
-from sdcpd.protocol.router_io import DrafterLost, EventArrived, VerifierLost, Woken
+from sdcpd.protocol.router_io import (
+    DrafterLost,
+    EventArrived,
+    VerifierAppeared,
+    VerifierLost,
+    Woken,
+)
 from sdcpd.protocol.router_record import RecordCorrupt, decode_record
 from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
@@ -182,11 +188,15 @@ class Router:
             raise Malformed("the path names another instance than the status")
         base = self._base(call.identity, status)
         now = time.monotonic()
-        restarted = self.board.report(base, status, now=now)
         role = InstanceRole(status.role)
+        appeared = self.board.status(base, role) is None
+        restarted = self.board.report(base, status, now=now)
         gone = not self.board.fresh(base, role, now=now)
         if restarted or gone:
             self._lost(base, role, "it has restarted" if restarted else "it has withdrawn")
+        if appeared and role is InstanceRole.VERIFIER:
+            for one in self.sessions:
+                one.step(VerifierAppeared(base))
         for session in status.dropped or ():
             if (routed := self._sessions.get(session)) is not None:
                 routed.step(DrafterLost(base))

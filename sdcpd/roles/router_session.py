@@ -274,7 +274,7 @@ class RoutedSession:
         self.step(TokensWritten(action.call, reference, target_kv))
 
     def _moved(self, action: Moved) -> None:
-        if self.place is not None:
+        if self.place not in (None, (action.verifier, action.epoch)):
             log.warning(
                 "session %s: goes on at %s, epoch %d", self.label, action.verifier, action.epoch
             )

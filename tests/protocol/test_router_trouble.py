@@ -27,6 +27,7 @@ from sdcpd.protocol.router_io import (
     Refused,
     Save,
     TokensWritten,
+    VerifierAppeared,
     VerifierLost,
     Woken,
     WriteFence,
@@ -308,3 +309,24 @@ def test_a_session_that_was_opened_again_at_its_end_is_over(
     assert rig.machine.closed is (ended is not None)
     assert rig.machine.ended is ended
     rig.only(Moved)
+
+
+def test_a_verifier_that_appears_is_asked_for_the_sessions_of_the_router_before() -> None:
+    """R-6.9-16, D-F5: it may have been restarted between the two; an identical opening tells."""
+    rig = Rig()
+    rig.run()
+    drafter = rig.machine.drafter
+    assert rig.feed(VerifierAppeared(V1)) == []
+    rig.feed(VerifierAppeared(V0))
+    opened = rig.only(Open)
+    assert isinstance(opened, Open) and opened.message.epoch == 1
+    rig.answer(round_=3, committed=5)
+    named = rig.only(NameAtVerifier)
+    assert isinstance(named, NameAtVerifier) and named.message.drafter == drafter
+    rig = Rig()
+    rig.run()
+    rig.feed(VerifierAppeared(V0))
+    found = SessionState(session=SESSION, epoch=1, round=3, committed=5, digest=DIGEST)
+    problem = ProblemDocument(status=409, suffix="sdcp-stale-base", session_state=found)
+    rig.feed(Refused(rig.machine._call, problem))
+    rig.only(ReadLog)

@@ -35,7 +35,7 @@ test-slow: install
 
 # All tests, and docs/conformance.md from what they came to.
 conformance: install
-	$(BIN)/pytest -q -m 'not device' --timeout 1200 --conformance docs/conformance.md
+	$(BIN)/pytest -q -m 'not device' --timeout 1200 --conformance=docs/conformance.md tests
 
 # STORIES=stories.jsonl OUT=DIR
 train: install

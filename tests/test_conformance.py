@@ -31,8 +31,10 @@ def test_tests_name_only_requirements_that_exist() -> None:
     assert sorted(set(holding_tests()) - {row.id for row in requirements()}) == []
 
 
-def test_the_table_is_that_of_these_tests() -> None:
+def test_the_table_is_that_of_these_tests(request: pytest.FixtureRequest) -> None:
     """`make conformance` after a change of tests; every row of it has passed."""
+    if request.config.getoption("--conformance") is not None:
+        pytest.skip("this run writes the table")
     tests = holding_tests()
     rows = re.findall(r"^\| (R-\S+) \| .*? \| (.*) \| (.*?) \|$", TABLE.read_text(), re.M)
     assert [row[0] for row in rows] == [row.id for row in requirements()]

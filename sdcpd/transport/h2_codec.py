@@ -57,8 +57,7 @@ class H2Codec:
         self, data: bytes | memoryview, *, address: Address | None = None, now: float
     ) -> list[StreamEvent]:
         """Take octets; raises HttpProtocolError and leaves a GOAWAY in `outgoing`."""
-        self._last_heard = now
-        self._ping_sent = None
+        self.heard(now)
         try:
             events = self._h2.receive_data(data)
         except ProtocolError as error:
@@ -75,6 +74,11 @@ class H2Codec:
             self._translate(event, found, now)
         self._charge_silent_work(now)
         return found
+
+    def heard(self, now: float) -> None:
+        """The peer is there."""
+        self._last_heard = now
+        self._ping_sent = None
 
     def open_stream(self) -> int | None:
         """The next stream id, or None at the peer's limit, after its GOAWAY or out of ids."""
@@ -218,6 +222,9 @@ class H2Codec:
                 if not self._peer_ready:
                     self._peer_ready = True
                     found.append(PeerReady())
+            case h2.events.SettingsAcknowledged():
+                # From here on the peer's header blocks refer to no table (RFC 7541, 4.2).
+                self._h2.decoder.max_allowed_table_size = 0
             case h2.events.PingAckReceived():
                 found.append(PingAcked(event.ping_data or b""))
             case (
@@ -229,7 +236,7 @@ class H2Codec:
                 self._charge(self._idle_frames, 1, now=now)
             case _:
                 # Windows are asked for by `writable`; trailers are checked by h2 and carry
-                # nothing in SDCP; an acknowledged setting was already applied.
+                # nothing in SDCP.
                 return
 
 
@@ -255,6 +262,8 @@ def _configured(*, client: bool, limits: H2Limits) -> DrainingH2:
             SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
             SettingCodes.MAX_FRAME_SIZE: limits.frame_bytes_max,
             SettingCodes.ENABLE_PUSH: 0,
+            # Blocks that need no table can be read and written without h2 (h2_fast.py).
+            SettingCodes.HEADER_TABLE_SIZE: 0,
         },
     )
     connection.max_inbound_frame_size = limits.frame_bytes_max

@@ -32,6 +32,8 @@ WRITE_HIGH_WATER_BYTES = 64 << 10
 REPLY_BACKLOG_BYTES = 1 << 20
 # Bodies up to this size go out first and whole.
 SMALL_BYTES_MAX = 16 << 10
+# Bodies up to this size, announced, go the short way through HTTP/2 (h2_fast.py).
+FAST_BODY_BYTES_MAX = 64 << 10
 # What one turn of the event loop may encrypt and write, so that other connections get theirs.
 SMALL_TURN_BYTES = 256 << 10
 BULK_TURN_BYTES = 64 << 10

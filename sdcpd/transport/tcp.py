@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import cast
 
-from sdcpd.transport.h2_codec import H2Codec
+from sdcpd.transport.h2_fast import FastH2Codec
 from sdcpd.transport.http import HttpConnection, Outgoing, Peer
 from sdcpd.transport.limits import (
     LINGER_S,
@@ -88,7 +88,7 @@ class TlsLink(asyncio.BufferedProtocol):
 
     def codec(self, *, client: bool, now: float, limits: H2Limits | None) -> HttpConnection:
         """See Link."""
-        return H2Codec(client=client, now=now, limits=limits)
+        return FastH2Codec(client=client, now=now, limits=limits)
 
     def send(self, outgoing: Outgoing) -> None:
         """See Link."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from sdcpd.transport.client_exchange import ClientExchange, Outcome
 from sdcpd.transport.h2_codec import H2Codec
+from sdcpd.transport.h2_fast import FastH2Codec
 from sdcpd.transport.http import Headers, Peer, Response
 from sdcpd.transport.limits import H2Limits, PaceLimits
 from sdcpd.transport.server_exchange import Incoming, ServerExchange
@@ -24,6 +25,17 @@ def request_fields(method: str = "POST", path: str = "/", *extra: tuple[str, str
     )
 
 
+H2Kind = type[H2Codec] | type[FastH2Codec]
+
+
+def agree_on_no_table(*codecs: H2Codec) -> None:
+    """As after the first blocks each way, which say that they use no table (RFC 7541, 4.2)."""
+    for codec in codecs:
+        table = codec._h2.encoder
+        table.header_table_size, table.header_table.resized, table.table_size_changes = 0, False, []
+        codec._h2.decoder.header_table_size = 0
+
+
 class HttpPair:
     """One connection without sockets; `move` carries octets until nothing moves any more."""
 
@@ -35,10 +47,11 @@ class HttpPair:
         body_bytes_max: Callable[[str, str], int] = lambda _method, _path: 1 << 30,
         pace: PaceLimits | None = None,
         requests_max: int = 100,
+        kind: H2Kind = H2Codec,
     ) -> None:
         self.now = 0.0
-        self.client_codec = H2Codec(client=True, now=0.0, limits=client_limits)
-        self.server_codec = H2Codec(client=False, now=0.0, limits=server_limits)
+        self.client_codec = kind(client=True, now=0.0, limits=client_limits)
+        self.server_codec = kind(client=False, now=0.0, limits=server_limits)
         self.client = ClientExchange(
             self.client_codec, server="server.example:443", response_bytes_max=1 << 30, pace=pace
         )

@@ -1,6 +1,11 @@
-"""The HTTP/2 codec and the exchanges in memory: windows, limits, floods, drain, garbage."""
+"""The HTTP/2 codec and the exchanges in memory: windows, limits, floods, drain, garbage.
+
+Every test runs with h2 alone and with the short way beside it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 from hyperframe.frame import (
@@ -19,6 +24,7 @@ from hypothesis import strategies as st
 
 from sdcpd.transport.client_exchange import NotProcessed
 from sdcpd.transport.h2_codec import H2Codec
+from sdcpd.transport.h2_fast import FastH2Codec
 from sdcpd.transport.http import (
     ConnectionLost,
     GoAway,
@@ -31,23 +37,36 @@ from sdcpd.transport.http import (
 )
 from sdcpd.transport.limits import H2Limits, PaceLimits
 from sdcpd.transport.tuning import silence_frame_text
-from tests.kit.http_pair import HttpPair, request_fields
+from tests.kit.http_pair import H2Kind, HttpPair, agree_on_no_table, request_fields
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 GET_FIELDS = b"\x82\x87\x84\x41\x01x"  # GET, https, /, authority "x" as HPACK.
 
 
+kinds: list[H2Kind] = []
+"""The one under test."""
+
+
+@pytest.fixture(autouse=True, scope="module", params=[H2Codec, FastH2Codec])
+def kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    kinds.append(request.param)
+    yield
+    kinds.clear()
+
+
 def ready_pair(**options: object) -> HttpPair:
-    pair = HttpPair(**options)  # type: ignore[arg-type]
+    pair = HttpPair(kind=kinds[0], **options)  # type: ignore[arg-type]
     pair.move()
+    agree_on_no_table(pair.client_codec, pair.server_codec)
     assert pair.client.ready
     return pair
 
 
 def raw_server(**limits: float) -> H2Codec:
     """A server codec that has seen a client's preface and SETTINGS."""
-    codec = H2Codec(client=False, now=0.0, limits=H2Limits(**limits))  # type: ignore[arg-type]
+    codec = kinds[0](client=False, now=0.0, limits=H2Limits(**limits))  # type: ignore[arg-type]
     codec.receive(PREFACE + SettingsFrame(0).serialize(), now=0.0)
+    agree_on_no_table(codec)
     codec.outgoing(0.0)
     return codec
 
@@ -361,7 +380,7 @@ def test_frames_do_not_dump_their_bodies_into_logs() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.binary(max_size=200), max_size=5), st.booleans())
 def test_garbage_raises_only_the_codecs_own_error(pieces: list[bytes], client: bool) -> None:
-    codec = H2Codec(client=client, now=0.0)
+    codec = kinds[0](client=client, now=0.0)
     _feed(codec, ([] if client else [PREFACE]) + pieces)
 
 

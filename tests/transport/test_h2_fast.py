@@ -1,0 +1,390 @@
+"""The short way through HTTP/2 against h2: whatever comes, both say, send and refuse the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hpack import Decoder, Encoder
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sdcpd.transport.h2_codec import H2Codec
+from sdcpd.transport.h2_fast import FastH2Codec
+from sdcpd.transport.hpack_static import NotPlain, plain_field, read_plain
+from sdcpd.transport.http import HttpProtocolError, RequestHeaders, StreamGone
+from sdcpd.transport.limits import H2Limits
+from tests.kit.http_pair import H2Kind, agree_on_no_table, request_fields
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+LIMITS = H2Limits(streams_max=3, stream_window_bytes=2000, connection_window_bytes=70_000)
+Act = Callable[["Side"], None]
+
+
+def block(*fields: tuple[str, str]) -> bytes:
+    return b"".join(plain_field(name, value) for name, value in fields)
+
+
+def huffman(*fields: tuple[str, str]) -> bytes:
+    encoder = Encoder()
+    encoder.header_table.maxsize = 0
+    return encoder.encode(fields)
+
+
+class Side:
+    """One codec, and all that it has said."""
+
+    def __init__(self, kind: H2Kind, *, client: bool) -> None:
+        self.codec = kind(client=client, now=0.0, limits=LIMITS)
+        self.said: list[object] = []
+        self.left: dict[int, int] = {}
+        """Of the bodies of answers."""
+        self._decoder = Decoder()
+        preface = b"" if client else PREFACE
+        theirs = SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: 30_000})
+        start = theirs.serialize() + SettingsFrame(0, flags=["ACK"]).serialize()
+        self.codec.receive(preface + start, now=0.0)
+        agree_on_no_table(self.codec)
+        self._wire = bytearray(b"".join(one.data for one in self.codec.outgoing(0.0)))
+        if client:
+            del self._wire[: len(PREFACE)]
+        self.note()
+
+    def take(self, octets: bytes) -> None:
+        """Receive; what it makes of it is noted, and what it sends."""
+        try:
+            self.said += self.codec.receive(octets, now=0.0)
+        except HttpProtocolError as error:
+            # For a frame on a stream that has ended h2 says one or the other, as it has cleaned
+            # up behind the stream or not.
+            self.said.append(("refused", "ended" if error.code in (1, 5) else error.code))
+            raise
+        finally:
+            self.note()
+
+    def note(self) -> None:
+        """The frames that it has queued, as what they mean."""
+        self._wire += b"".join(one.data for one in self.codec.outgoing(0.0))
+        while self._wire:
+            frame, size = Frame.parse_frame_header(memoryview(bytes(self._wire[:9])))
+            body = bytes(self._wire[9 : 9 + size])
+            del self._wire[: 9 + size]
+            meaning: object = body
+            if isinstance(frame, GoAwayFrame):
+                continue  # its code is that of the error
+            if isinstance(frame, WindowUpdateFrame) and frame.stream_id:
+                continue  # the short way needs none: what it takes fits into the window
+            if isinstance(frame, HeadersFrame):
+                meaning = [tuple(one) for one in self._decoder.decode(body, raw=True)]
+            self.said.append((type(frame).__name__, sorted(frame.flags), frame.stream_id, meaning))
+
+
+@dataclass(frozen=True)
+class Octets:
+    """Something that a peer sends, cut in pieces of that size."""
+
+    data: bytes
+    cut: int
+
+    def __call__(self, side: Side) -> None:
+        for start in range(0, len(self.data), self.cut):
+            side.take(self.data[start : start + self.cut])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response as `SendQueue` writes it, or more of one: what the windows allow."""
+
+    stream: int
+    size: int
+    in_pieces: bool
+
+    def __call__(self, side: Side) -> None:
+        fields = ((":status", "200"), ("content-length", str(self.size)))
+        try:
+            if self.stream not in side.left:
+                side.left[self.stream] = self.size
+                side.codec.send_headers(self.stream, fields, end=not self.size)
+            while left := side.left[self.stream]:
+                piece = min(left, side.codec.writable(self.stream), 7 if self.in_pieces else left)
+                if not piece:
+                    break
+                side.left[self.stream] -= piece
+                side.codec.send_data(self.stream, bytes(piece), end=piece == left)
+        except StreamGone as gone:
+            side.said.append(str(gone))
+        side.note()
+
+
+@dataclass(frozen=True)
+class Consume:
+    """Room given back."""
+
+    stream: int
+    size: int
+
+    def __call__(self, side: Side) -> None:
+        if not any(getattr(one, "stream_id", 0) >= self.stream for one in side.said):
+            return  # nothing came on it
+        held = side.codec._h2._inbound_flow_control_window_manager
+        side.codec.consumed(
+            self.stream, min(self.size, held.max_window_size - held.current_window_size)
+        )
+        side.said.append(held.current_window_size)
+        side.note()
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A stream ended early."""
+
+    stream: int
+
+    def __call__(self, side: Side) -> None:
+        side.codec.reset(self.stream, 8)
+        side.note()
+
+
+STREAMS = st.sampled_from([1, 3, 5, 7, 9])
+ENDS = st.sampled_from([[], ["END_STREAM"]])
+REQUEST = (
+    (":method", "POST"),
+    (":scheme", "https"),
+    (":authority", "a"),
+    (":path", "/x?n=1"),
+)
+BLOCKS = st.sampled_from(
+    [
+        block(*REQUEST),
+        block(*REQUEST, ("content-length", "5")),
+        block(*REQUEST, ("content-length", "1500")),
+        block(*REQUEST, ("content-length", "3000")),
+        block(*REQUEST, ("content-length", "5"), ("content-length", "6")),
+        block(*REQUEST, ("content-length", "x")),
+        block(*REQUEST, ("te", "gzip")),
+        block(*REQUEST[:3]),
+        block(*REQUEST[1:], REQUEST[0]),
+        block(("x", "y")),
+        huffman(*REQUEST),
+        huffman(*REQUEST, ("content-length", "5")),
+        block(*REQUEST)[:-1],
+        b"\x20" + block(*REQUEST),
+        b"\x3f\xe1\x1f" + block(*REQUEST),
+        b"\xbe" + block(*REQUEST),
+        b"",
+    ]
+)
+FRAMES = st.one_of(
+    st.builds(
+        lambda number, raw, end: HeadersFrame(number, raw, flags=["END_HEADERS", *end]),
+        STREAMS,
+        BLOCKS,
+        ENDS,
+    ),
+    st.builds(
+        lambda number, end: HeadersFrame(
+            number, block(*REQUEST, ("content-length", "5")), flags=["END_HEADERS", *end]
+        ),
+        STREAMS,
+        ENDS,
+    ),
+    st.builds(
+        lambda number, raw, pad: HeadersFrame(
+            number, raw, flags=["END_HEADERS", "PADDED"], pad_length=pad
+        ),
+        STREAMS,
+        BLOCKS,
+        st.integers(0, 3),
+    ),
+    st.builds(lambda number, raw: HeadersFrame(number, raw), STREAMS, BLOCKS),
+    st.builds(lambda number: ContinuationFrame(number, b"", flags=["END_HEADERS"]), STREAMS),
+    st.builds(
+        lambda number, size, end: DataFrame(number, bytes(size), flags=end),
+        STREAMS,
+        st.sampled_from([0, 5, 5, 5, 6, 1500, 2001]),
+        ENDS,
+    ),
+    st.builds(
+        lambda number: DataFrame(number, b"abc", flags=["PADDED"], pad_length=2),
+        STREAMS,
+    ),
+    st.builds(lambda number: RstStreamFrame(number, 8), STREAMS),
+    st.builds(WindowUpdateFrame, STREAMS | st.just(0), st.sampled_from([1, 70_000, 2**31 - 1])),
+    st.builds(
+        lambda size: SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: size}),
+        st.sampled_from([0, 10, 65_535]),
+    ),
+    st.just(PingFrame(0, b"12345678")),
+    st.just(GoAwayFrame(0, 0)),
+)
+ACTS: st.SearchStrategy[Act] = st.one_of(
+    st.builds(
+        lambda frames, cut: Octets(b"".join(one.serialize() for one in frames), cut),
+        st.lists(FRAMES, min_size=1, max_size=4),
+        st.sampled_from([1, 4, 9, 10, 14, 10_000, 10_000]),
+    ),
+    st.builds(Answer, STREAMS, st.sampled_from([0, 3, 300, 70_000]), st.booleans()),
+    st.builds(Consume, STREAMS, st.integers(1, 2000)),
+    st.builds(Cancel, STREAMS),
+)
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> list[Act]:
+    """One stream from its beginning, mostly as it should be, with something odd in the middle."""
+    number = draw(st.sampled_from([1, 3]))
+    length = draw(st.sampled_from([5, 1500, 1900]))
+    raw = block(*REQUEST, ("content-length", str(length)))
+    acts: list[Act] = [Octets(HeadersFrame(number, raw, flags=["END_HEADERS"]).serialize(), 10_000)]
+    left = length + draw(st.sampled_from([0, 0, 0, 1, -1]))
+    while left > 0:
+        odd = draw(st.sampled_from([None, None, None, WindowUpdateFrame(number, 5), None]))
+        if odd is not None:
+            acts.append(Octets(odd.serialize(), 10_000))
+        size = min(left, draw(st.sampled_from([5, 600, 1900])))
+        left -= size
+        flags = ["END_STREAM"] if not left and draw(st.integers(0, 3)) else []
+        acts.append(Octets(DataFrame(number, bytes(size), flags=flags).serialize(), 10_000))
+        if draw(st.booleans()):
+            acts.append(Consume(number, size))
+    if draw(st.booleans()):
+        acts.append(Octets(WindowUpdateFrame(number, 7).serialize(), 10_000))
+    acts.append(Consume(number, length))
+    answer = Answer(number, draw(st.sampled_from([0, 3, 70_000])), in_pieces=False)
+    opened = Octets(WindowUpdateFrame(number, 7).serialize(), 10_000)
+    return [*acts, answer, opened, answer] if draw(st.booleans()) else [*acts, answer]
+
+
+def play(kind: H2Kind, acts: list[Act], *, client: bool = False, asked: int = 0) -> list[object]:
+    side = Side(kind, client=client)
+    for number in range(asked):
+        method = "HEAD" if number == 1 else "POST"
+        stream_id = side.codec.open_stream()
+        assert stream_id == 2 * number + 1
+        side.codec.send_headers(stream_id, request_fields(method), end=method == "HEAD")
+        if method != "HEAD" and number != 2:
+            side.codec.send_data(stream_id, b"ask", end=True)
+    side.note()
+    try:
+        for act in acts:
+            act(side)
+            side.said.append(side.codec.open_stream() if client else None)
+    except HttpProtocolError:
+        pass
+    return side.said
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(ACTS, max_size=12) | st.builds(list.__add__, stories(), st.lists(ACTS, max_size=3)))
+def test_a_server_does_as_h2_does(acts: list[Act]) -> None:
+    assert play(FastH2Codec, acts) == play(H2Codec, acts)
+
+
+ANSWERS = st.sampled_from(
+    [
+        block((":status", "200"), ("content-length", "5")),
+        block((":status", "200"), ("content-length", "3000")),
+        block((":status", "204")),
+        block((":status", "100")),
+        block((":status", "2x0")),
+        block(("x", "y")),
+        huffman((":status", "200"), ("content-length", "5")),
+    ]
+)
+ANSWER_FRAMES = st.one_of(
+    st.builds(
+        lambda number, raw, end: HeadersFrame(number, raw, flags=["END_HEADERS", *end]),
+        STREAMS,
+        ANSWERS,
+        ENDS,
+    ),
+    FRAMES,
+)
+CLIENT_ACTS: st.SearchStrategy[Act] = st.one_of(
+    st.builds(
+        lambda frames, cut: Octets(b"".join(one.serialize() for one in frames), cut),
+        st.lists(ANSWER_FRAMES, min_size=1, max_size=4),
+        st.sampled_from([1, 9, 11, 10_000, 10_000]),
+    ),
+    st.builds(Consume, STREAMS, st.integers(1, 2000)),
+    st.builds(Cancel, STREAMS),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(CLIENT_ACTS, max_size=12), st.integers(1, 3))
+def test_a_client_does_as_h2_does(acts: list[Act], asked: int) -> None:
+    of_both = [play(kind, acts, client=True, asked=asked) for kind in (FastH2Codec, H2Codec)]
+    assert of_both[0] == of_both[1]
+
+
+def test_a_stream_that_is_handed_over_brings_its_window() -> None:
+    """Octets taken and given back before are h2's to give back after."""
+    side = Side(FastH2Codec, client=False)
+    raw = block(*REQUEST, ("content-length", "1900"))
+    side.take(HeadersFrame(1, raw, flags=["END_HEADERS"]).serialize())
+    side.take(DataFrame(1, bytes(700)).serialize())
+    Consume(1, 600)(side)
+    side.take(WindowUpdateFrame(1, 5).serialize())
+    stream = side.codec._h2.streams[1]
+    assert stream.inbound_flow_control_window == 1300
+    assert stream.outbound_flow_control_window == 30_005
+    side.codec.consumed(1, 400)
+    update = WindowUpdateFrame(1, 700).serialize()
+    assert b"".join(one.data for one in side.codec.outgoing(0.0)) == update
+
+
+def test_the_steady_exchange_goes_the_short_way() -> None:
+    """Or all of the above would compare h2 with itself."""
+    side = Side(FastH2Codec, client=False)
+    for number in (1, 3, 5):
+        raw = block(*REQUEST, ("content-length", "5"))
+        side.take(HeadersFrame(number, raw, flags=["END_HEADERS"]).serialize())
+        side.take(DataFrame(number, b"abcde", flags=["END_STREAM"]).serialize())
+        Answer(number, 3, False)(side)
+    codec = side.codec
+    assert isinstance(codec, FastH2Codec) and not codec._h2.streams and not codec._fast
+    assert sum(isinstance(one, RequestHeaders) for one in side.said) == 3
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([":path", "x", "content-length", "accept-encoding"])
+            | st.text("abc-", min_size=1),
+            st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=400),
+        ),
+        max_size=6,
+    )
+)
+def test_plain_blocks_mean_the_same_to_hpack(fields: list[tuple[str, str]]) -> None:
+    raw = block(*fields)
+    decoder = Decoder()
+    decoder.header_table.maxsize = 0
+    expected = [tuple(one) for one in decoder.decode(raw, raw=True)]
+    assert read_plain(raw) == expected
+    for cut in range(len(raw)):
+        try:
+            assert read_plain(raw[:cut]) == expected[: len(read_plain(raw[:cut]))]
+        except NotPlain:
+            continue
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\x80", b"\xbe", b"\x20", b"\x00\x81a\x00", b"\x0f\xff\xff\xff\xff\x01", b"\x04\x7f"]
+)
+def test_what_is_not_plain_is_left_to_hpack(raw: bytes) -> None:
+    with pytest.raises(NotPlain):
+        read_plain(raw)

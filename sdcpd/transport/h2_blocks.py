@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from h2.exceptions import ProtocolError
 from h2.utilities import HeaderValidationFlags, validate_headers
+from hpack import Decoder, HPACKError
 
 from sdcpd.transport.h2_fields import fields_of, request_of, response_of
 from sdcpd.transport.hpack_static import NotPlain, read_plain
@@ -31,9 +32,10 @@ class Block:
 
 
 class BlockReader:
-    """Reads plain blocks of one direction and checks them as h2 does."""
+    """Reads the blocks of one direction, while their table is empty, and checks them as h2 does."""
 
-    def __init__(self, *, client: bool, header_list_bytes_max: int) -> None:
+    def __init__(self, decoder: Decoder, *, client: bool, header_list_bytes_max: int) -> None:
+        self._decoder = decoder
         self._client, self._list_bytes_max = client, header_list_bytes_max
         self._validation = HeaderValidationFlags(
             is_client=client, is_trailer=False, is_response_header=client, is_push_promise=False
@@ -46,10 +48,10 @@ class BlockReader:
         if kept is not None:
             return kept
         try:
-            fields = list(validate_headers(read_plain(raw), self._validation))
+            fields = list(validate_headers(self._fields(raw), self._validation))
             announced = _announced(fields)
         except (NotPlain, ProtocolError):
-            return None
+            return None  # h2 reads it again, and says what is wrong with it
         event = self._event(fields)
         if event is None:
             return None
@@ -59,6 +61,18 @@ class BlockReader:
                 self._kept.clear()
             self._kept[raw] = block
         return block
+
+    def _fields(self, raw: bytes) -> Iterable[tuple[bytes, bytes]]:
+        if raw[:1] and raw[0] & 0xE0 == 0x20:
+            raise NotPlain("a size update")
+        try:
+            return read_plain(raw)
+        except NotPlain:
+            pass
+        try:
+            return self._decoder.decode(raw, raw=True)
+        except HPACKError as error:
+            raise NotPlain(str(error)) from error
 
     def _event(
         self, fields: Iterable[tuple[bytes, bytes]]

@@ -42,7 +42,9 @@ class FastH2Codec(H2Codec):
         super().__init__(client=client, now=now, limits=limits)
         self._fast: dict[int, PlainStream] = {}
         self._blocks = BlockReader(
-            client=client, header_list_bytes_max=self._limits.header_list_bytes_max
+            self._h2.decoder,
+            client=client,
+            header_list_bytes_max=self._limits.header_list_bytes_max,
         )
         self._rest = b""
         """The beginning of a frame header."""

@@ -20,20 +20,24 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import uvloop
 
-from sdcpd.transport import tuning
+from sdcpd.transport import quic_link, tuning
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.server import Server
 from sdcpd.transport.tls import TlsIdentity
+from tests.bench.bare_h2 import load
 from tests.kit.certs import CertKit
 
 ASK, ANSWER = bytes(300), bytes(200)
 MIB = 1 << 20
 BODIES = (1, 4, 16)
+STREAMS = (1, 8, 64)
+SMALL_DATAGRAMS = patch.object(quic_link, "DATAGRAM_BYTES_MAX", 1200)
 Ask = Callable[[str, bytes], Awaitable[bytes]]
 """Sends a request for a path with a body, returns the answer's body."""
 
@@ -49,6 +53,13 @@ class Files:
     def identity(self) -> TlsIdentity:
         """For our own transport."""
         return TlsIdentity(ca=self.ca, cert=self.crt, key=self.key)
+
+    def client_context(self) -> ssl.SSLContext:
+        """For the others."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(self.ca)
+        context.load_cert_chain(self.crt, self.key)
+        return context
 
 
 # ---- servers: each in a process of its own, telling its port
@@ -104,26 +115,73 @@ async def serve_hypercorn(files: Files, told: Connection) -> None:
     await serve(app, config, shutdown_trigger=asyncio.Event().wait)  # type: ignore[arg-type]
 
 
+class RawTls(asyncio.BufferedProtocol):
+    """Length-prefixed messages on a TLS socket, as fast as the event loop's own TLS goes."""
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(256 << 10))
+        self._head = bytearray()
+        self._left = self._wanted = 0
+        self._transport: asyncio.Transport | None = None
+        self.answered: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """One message at a time: 8 octets of head, then the body, whose octets are dropped."""
+        data = self._buffer[:nbytes]
+        if len(self._head) < 8:
+            missing = 8 - len(self._head)
+            self._head += data[:missing]
+            data = data[missing:]
+            if len(self._head) < 8:
+                return
+            self._left, self._wanted = struct.unpack(">II", self._head)
+        self._left -= len(data)
+        if not self._left:
+            self._head.clear()
+            if self.answered is not None:
+                self.answered.set_result(None)
+            else:
+                self.send(self._wanted, 0)
+
+    def send(self, size: int, wanted: int, body: bytes | None = None) -> None:
+        """A message, which asks for so many octets."""
+        assert self._transport is not None, "it is connected"
+        self._transport.write(struct.pack(">II", size, wanted))
+        self._transport.write(bytes(size) if body is None else body)
+
+
 async def serve_raw(files: Files, told: Connection) -> None:
-    """Length-prefixed messages on a TLS socket."""
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.read(4):
-            size, wanted = struct.unpack(">II", head + await reader.readexactly(8 - len(head)))
-            await reader.readexactly(size)
-            writer.write(struct.pack(">I", wanted) + bytes(wanted))
-            await writer.drain()
-
+    """A bare TLS socket."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(files.ca)
     context.load_cert_chain(files.crt, files.key)
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context, limit=64 << 20)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(RawTls, "127.0.0.1", 0, ssl=context)
     told.send(server.sockets[0].getsockname()[1])
     await asyncio.Event().wait()
 
 
-SERVERS = {"ours": serve_ours, "hypercorn": serve_hypercorn, "raw": serve_raw}
+async def serve_small_datagrams(files: Files, told: Connection) -> None:
+    """HTTP/3 as over a network, where no datagram may be larger than the smallest there is."""
+    with SMALL_DATAGRAMS:
+        await serve_ours(files, told)
+
+
+SERVERS = {
+    "ours": serve_ours,
+    "small datagrams": serve_small_datagrams,
+    "hypercorn": serve_hypercorn,
+    "raw": serve_raw,
+}
 
 
 def run_server(name: str, files: Files, told: Connection) -> None:
@@ -151,23 +209,29 @@ async def http_ask(files: Files, port: int, transport: Any, stack: AsyncExitStac
 
 async def raw_ask(files: Files, port: int, stack: AsyncExitStack) -> Ask:
     """Messages over one TLS socket, one at a time."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(files.ca)
-    context.load_cert_chain(files.crt, files.key)
-    reader, writer = await asyncio.open_connection(
-        "127.0.0.1", port, ssl=context, server_hostname="127.0.0.1", limit=64 << 20
+    loop = asyncio.get_running_loop()
+    transport, raw = await loop.create_connection(
+        RawTls, "127.0.0.1", port, ssl=files.client_context(), server_hostname="127.0.0.1"
     )
-    stack.callback(writer.close)
+    stack.callback(transport.close)
     turn = asyncio.Lock()
 
     async def ask(path: str, body: bytes) -> bytes:
         wanted = int(path.partition("?")[2] or len(ANSWER))
         async with turn:
-            writer.write(struct.pack(">II", len(body), wanted) + body)
-            await writer.drain()
-            (size,) = struct.unpack(">I", await reader.readexactly(4))
-            return await reader.readexactly(size)
+            raw.answered = loop.create_future()
+            raw.send(len(body), wanted, body)
+            await raw.answered
+            return b""
 
+    return ask
+
+
+async def small_datagrams_ask(files: Files, port: int, stack: AsyncExitStack) -> Ask:
+    """HTTP/3 with such datagrams both ways."""
+    ask = await http_ask(files, port, "h3", stack)
+    with SMALL_DATAGRAMS:
+        await ask("/", ASK)  # connects
     return ask
 
 
@@ -225,36 +289,52 @@ async def measure(files: Files, ports: dict[str, int], seconds: float) -> dict[s
         stacks: dict[str, Ask] = {
             "HTTP/2": await http_ask(files, ports["ours"], "h2", stack),
             "HTTP/3": await http_ask(files, ports["ours"], "h3", stack),
+            "HTTP/3 1200": await small_datagrams_ask(files, ports["small datagrams"], stack),
             "hypercorn": await http_ask(files, ports["hypercorn"], "h2", stack),
             "raw TLS": await raw_ask(files, ports["raw"], stack),
         }
         for name, ask in stacks.items():
             row: dict[str, Any] = {}
-            for streams in (1, 8, 64):
+            for streams in STREAMS:
                 row[f"small x{streams}"] = await small(ask, streams, seconds)
             for size in BODIES:
                 row[f"{size} MiB"] = await bulk(ask, size * MIB, seconds)
             if name != "raw TLS":
                 row["beside"] = await beside(ask, seconds)
             found[name] = row
+    context = files.client_context()
+    for name, port in (("HTTP/2", ports["ours"]), ("hypercorn", ports["hypercorn"])):
+        for streams in STREAMS:
+            found[name][f"bare x{streams}"] = await load(
+                context, port, ASK, streams=streams, seconds=seconds
+            )
     return found
 
 
 def show(found: dict[str, Any]) -> None:
-    """Two tables, and the ratios that matter."""
-    print("small exchange: requests a second (median ms)")
+    """Three tables, and the ratios that matter."""
+    print(f"small exchange at {STREAMS} streams: requests a second (median ms)")
     for name, row in found.items():
-        cells = [row[f"small x{n}"] for n in (1, 8, 64)]
-        text = "  ".join(f"{c['per_s']:8.0f} ({c['median_ms']:6.3f})" for c in cells)
-        print(f"  {name:10} {text}   beside bulk {row.get('beside', 0):.2f} ms")
-    print("bodies: MiB a second up / down at 1, 4, 16 MiB")
+        beside_ms = f"   beside bulk {row['beside']:.2f} ms" if "beside" in row else ""
+        print(f"  {name:12} {_small_cells(row, 'small')}{beside_ms}")
+    print("the same with a client that costs next to nothing")
+    for name in ("HTTP/2", "hypercorn"):
+        print(f"  {name:12} {_small_cells(found[name], 'bare')}")
+    print(f"bodies: MiB a second up / down at {BODIES} MiB")
     for name, row in found.items():
         cells = [row[f"{n} MiB"] for n in BODIES]
-        print(f"  {name:10} " + "  ".join(f"{c['up']:7.1f} /{c['down']:7.1f}" for c in cells))
+        print(f"  {name:12} " + "  ".join(f"{c['up']:7.1f} /{c['down']:7.1f}" for c in cells))
     ours, other, raw = found["HTTP/2"], found["hypercorn"], found["raw TLS"]
-    print(f"x64 against hypercorn {ours['small x64']['per_s'] / other['small x64']['per_s']:.2f}")
+    for kind in ("small", "bare"):
+        ratio = ours[f"{kind} x64"]["per_s"] / other[f"{kind} x64"]["per_s"]
+        print(f"{kind} x64 against hypercorn {ratio:.2f}")
     for way in ("up", "down"):
         print(f"4 MiB {way} against raw TLS {ours['4 MiB'][way] / raw['4 MiB'][way]:.2f}")
+
+
+def _small_cells(row: dict[str, Any], kind: str) -> str:
+    cells = [row[f"{kind} x{n}"] for n in STREAMS]
+    return "  ".join(f"{c['per_s']:8.0f} ({c['median_ms']:6.3f})" for c in cells)
 
 
 def main() -> None:

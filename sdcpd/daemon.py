@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
+
+import anyio
 
 from sdcpd import service, settings
 from sdcpd.admin import DrafterAdmin, RouterAdmin, VerifierAdmin
@@ -37,25 +39,24 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, which end a start as well; raises StartError."""
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
         async with self._parts.stack:
             self._parts.stack.push_async_callback(self._parts.tasks.aclose)
-            starting = asyncio.ensure_future(self._start_all())
-            stopped = asyncio.ensure_future(stop.wait())
-            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
-                starting.cancel()
-                await asyncio.wait({starting})
-            elif starting.exception() is not None:
-                stopped.cancel()
-                await starting
-            await stopped
+            with (
+                anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
+                anyio.CancelScope() as running,
+            ):
+                self._parts.tasks.spawn(self._obey(signals, running), name="signals")
+                await self._start_all()
+                await anyio.sleep_forever()
             service.notify("STOPPING=1")
             log.info("stopping")
+
+    async def _obey(self, signals: AsyncIterator[int], running: anyio.CancelScope) -> None:
+        async for number in signals:
+            if number == signal.SIGHUP:
+                self._reload()
+            else:
+                running.cancel()
 
     def _reload(self) -> None:
         service.notify_reloading()

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
+import anyio
+
 from sdcpd.protocol.messages import Action, Output
 from sdcpd.protocol.router_io import Progress, VerifierLost
 from sdcpd.protocol.uris import join
@@ -85,14 +87,14 @@ class OutputReader:
                 if failures >= ATTEMPTS:
                     failures = 0
                     self._lost(verifier, str(e), epoch)
-                await self._moved_or(ATTEMPT_PAUSE_S)
+                await self._moved_or_paused(verifier, epoch)
                 continue
             failures = 0
             if output is None:
                 continue
             if output.epoch < self._epoch or output.from_ != self._read:
                 # From a verifier that has lost its authority.
-                await self._moved_or(ATTEMPT_PAUSE_S)
+                await self._moved_or_paused(verifier, epoch)
                 continue
             self._take(output)
             finished = output.final and output.finish == Action.FINISH
@@ -195,11 +197,11 @@ class OutputReader:
             self._lost(verifier, str(problem), epoch)
         elif problem.status not in (404, 409, 410, 429) and problem.status < 500:
             raise GenerationError(f"the verifier refuses the output: {problem}")
-        await self._moved_or(ATTEMPT_PAUSE_S)
+        await self._moved_or_paused(verifier, epoch)
 
-    async def _moved_or(self, pause_s: float) -> None:
-        """Go on when the session has moved, or after the pause."""
-        try:
-            await asyncio.wait_for(self._session.wait_for_change(), pause_s)
-        except TimeoutError:
-            return
+    async def _moved_or_paused(self, verifier: str, epoch: int) -> None:
+        """Go on when the session has moved or ended, or after the pause."""
+        session = self._session
+        with anyio.move_on_after(ATTEMPT_PAUSE_S):
+            while session.place == (verifier, epoch) and not session.machine.closed:
+                await session.wait_for_change()

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
+import anyio
+
 from sdcpd.protocol.messages import Status
 from sdcpd.protocol.uris import join
 from sdcpd.roles.calls import Declined, call
@@ -50,17 +52,19 @@ class StatusReporter:
         while True:
             self._soon.clear()
             status, due = self._status(), time.monotonic() + self._interval_s
-            await asyncio.gather(*(self._send(router, status) for router in self._routers))
+            await self._send_all(status)
             # A router that did not answer has used up the interval: the others must not wait more.
-            try:
-                await asyncio.wait_for(self._soon.wait(), max(0.0, due - time.monotonic()))
-            except TimeoutError:
-                continue
+            with anyio.move_on_after(max(0.0, due - time.monotonic())):
+                await self._soon.wait()
 
     async def withdraw(self) -> None:
         """Tell the routers that this instance is going (ttl_ms 0, D-R1)."""
-        status = replace(self._status(), ttl_ms=0)
-        await asyncio.gather(*(self._send(router, status) for router in self._routers))
+        await self._send_all(replace(self._status(), ttl_ms=0))
+
+    async def _send_all(self, status: Status) -> None:
+        async with anyio.create_task_group() as sends:
+            for router in self._routers:
+                sends.start_soon(self._send, router, status)
 
     async def _send(self, router: str, status: Status) -> None:
         uri = join(router, f"instances/{quote(status.instance, safe='')}/status")

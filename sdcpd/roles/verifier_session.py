@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import anyio
+
 from sdcpd.engine.api import ContextFull, EngineError, Prefix, Score, TargetEngine
 from sdcpd.protocol.acceptance import check_rows
 from sdcpd.protocol.commit_log import CommitRecord
@@ -114,11 +116,8 @@ class ServedSession:
 
     async def wait_for_output(self, wait_s: float) -> None:
         """Wait until output or the session's end changes, at most that long."""
-        changed = self._changed
-        try:
-            await asyncio.wait_for(changed.wait(), wait_s)
-        except TimeoutError:
-            return
+        with anyio.move_on_after(wait_s):
+            await self._changed.wait()
 
     def supersede(self) -> None:
         """Another epoch takes over; whoever waits here is told."""
@@ -131,9 +130,9 @@ class ServedSession:
         self._answers[number] = future
         self.step(event(number))
         try:
-            # Shielded: a client that goes away does not end the round (D-H15).
-            return await asyncio.wait_for(asyncio.shield(future), self._context.round_wait_s)
-        except TimeoutError:
+            with anyio.move_on_after(self._context.round_wait_s):
+                # Shielded: a client that goes away does not end the round (D-H15).
+                return await asyncio.shield(future)
             self.step(Abandon(number))
             return await future
         finally:

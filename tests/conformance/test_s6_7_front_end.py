@@ -24,7 +24,7 @@ OUTPUT = "sessions/.*/output"
 
 @pytest.fixture
 async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterRig]:
-    monkeypatch.setattr("sdcpd.roles.output_reader.ATTEMPT_PAUSE_S", 0.001)
+    monkeypatch.setattr("sdcpd.roles.output_reader.ATTEMPT_PAUSE_S", 0.05)
     monkeypatch.setattr("sdcpd.protocol.router.RETRY_S", 0.002)
     async with router_rig() as made:
         yield made

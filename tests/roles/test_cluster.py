@@ -121,10 +121,9 @@ async def test_cancel_ends_the_session() -> None:
         async for _ in reader:
             await reader.cancel()
         served = verifier.sessions[0]
-        while not served.machine.closed:
+        while not served.machine.closed or c.router.sessions:
             await asyncio.sleep(0)
         assert served.machine.end_reason == "cancelled"
-        assert c.router.sessions == []
 
 
 async def test_cancelled_while_opening() -> None:

@@ -16,17 +16,18 @@ from sdcpd.certificates import Certificates
 from sdcpd.config import Config
 from sdcpd.metrics import Metrics
 from sdcpd.protocol.messages import Status
-from sdcpd.protocol.problems import Forbidden
+from sdcpd.protocol.problems import WrongRole
 from sdcpd.protocol.uris import base_uri_equal
 from sdcpd.roles.base import Listener
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.status import StatusReporter
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.client import HttpClient
-from sdcpd.transport.http import Handler, Peer, PeerRefused, Request
+from sdcpd.transport.http import Handler, Peer, Request
 from sdcpd.transport.http1 import Http1Server
 from sdcpd.transport.identity_files import IdentityError
 from sdcpd.transport.loopback import LoopbackClient
+from sdcpd.transport.refusal_log import RefusalLog
 from sdcpd.transport.server import Server
 from sdcpd.transport.tls import TlsIdentity
 from tiers.api import Tier
@@ -104,22 +105,11 @@ class Parts:
     def client(self, identity: TlsIdentity) -> LoopbackClient:
         """Calls to roles in this process stay in it; the others go over TLS."""
         http = HttpClient(
-            identity, check_peer=self._check_server, transport=self.config.node.transport
+            identity, check_peer=self.peers.check_server, transport=self.config.node.transport
         )
         self.certificates.on_renewal(identity, http.renew_connections)
         self.stack.push_async_callback(http.aclose)
         return LoopbackClient(self._routes, _own_peer(identity), fallback=http)
-
-    def _check_server(self, peer: Peer, authority: str) -> None:
-        """A server must be an instance whose base URI is the one called (D-I1, D-I2)."""
-        identity = self.peers.identify(peer)
-        if not identity.roles:
-            raise PeerRefused(f"{authority} shows a certificate without a role of this cluster")
-        if not any(_authority(base) == authority for base in identity.bases):
-            raise PeerRefused(
-                f"{authority} is {identity.name}, whose certificate is for "
-                f"{', '.join(identity.bases) or 'no base URI'}; fix base_uri or reissue"
-            )
 
     def check_base_uri(self, instance: Instance, identity: TlsIdentity) -> None:
         """Raise StartError unless the certificate is for the instance's base URI (D-I1)."""
@@ -150,6 +140,10 @@ class Parts:
             # One octet more reaches the role, which answers 413 in its own order of checks.
             return object_max if limit is None else limit + 1
 
+        def count(reason: str) -> None:
+            metrics.handshake_failures[reason] += 1
+
+        listener.refusals = RefusalLog(log, count)
         server = Server(
             listener.handle,
             identity=identity,
@@ -157,7 +151,7 @@ class Parts:
             port=port,
             body_bytes_max=body_bytes_max,
             http3=self.config.node.http3,
-            on_refused=lambda reason: metrics.handshake_failures.update((reason,)),
+            on_refused=count,
         )
         metrics.expiry_s = lambda: identity.not_after.timestamp()
         self.certificates.on_renewal(identity, server.drain_connections)
@@ -203,7 +197,7 @@ class Parts:
         ours = write and (kind == "log" or "/target_kv." in request.path)
         allowed = {"router", "verifier"} | (set() if ours else {"drafter"})
         if not identity.roles & allowed:
-            raise Forbidden(f"{identity.name} may not {'write' if write else 'read'} {kind}s")
+            raise WrongRole(f"{identity.name} may not {'write' if write else 'read'} {kind}s")
 
     def _authorize_fence(self, request: Request) -> None:
         """Fences are the router's (D-M11)."""
@@ -252,13 +246,6 @@ class Parts:
 def reason(error: OSError) -> str:
     """Why a socket can't be had, without the address, which the message has already."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-
-
-def _authority(base_uri: str) -> str:
-    """host:port of a base URI, the default port made explicit."""
-    parts = urlsplit(base_uri)
-    host = parts.hostname or ""
-    return f"{f'[{host}]' if ':' in host else host}:{parts.port or 443}"
 
 
 def _own_peer(identity: TlsIdentity) -> Peer:

@@ -126,9 +126,13 @@ class Malformed(PlainProblem):
 
 
 class Forbidden(PlainProblem):
-    """The client's identity lacks the role (D-I3)."""
+    """The client is somebody else than it would have to be (D-I3)."""
 
     status = 403
+
+
+class WrongRole(Forbidden):
+    """No role of the client's certificate may do this (D-I3)."""
 
 
 class NotFound(PlainProblem):

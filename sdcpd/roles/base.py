@@ -19,11 +19,13 @@ from sdcpd.protocol.problems import (
     Problem,
     TooLarge,
     UnsupportedMediaType,
+    WrongRole,
     to_json,
 )
 from sdcpd.protocol.uris import parse_session_id
 from sdcpd.roles.peers import Identity, PeerTable
 from sdcpd.transport.http import Request, Response
+from sdcpd.transport.refusal_log import RefusalLog
 
 log = logging.getLogger("sdcpd.roles")
 NO_STORE = ("cache-control", "no-store")
@@ -72,11 +74,15 @@ class Listener:
         self._routes = routes
         self._peers = peers
         self._mlc = mlc
+        self.refusals: RefusalLog | None = None
 
     async def handle(self, request: Request) -> Response:
         """Answer a request; never raises."""
         try:
             response = await self._dispatch(request)
+        except WrongRole as problem:
+            self._refused(request, problem)
+            response = problem_response(problem)
         except Problem as problem:
             response = problem_response(problem)
         except Exception:
@@ -90,6 +96,13 @@ class Listener:
             if route.method == method:
                 return route.body_bytes_max
         return None
+
+    def _refused(self, request: Request, problem: WrongRole) -> None:
+        if self.refusals is not None:
+            peer = request.peer
+            who = f"{peer.address} ({peer.common_name})" if peer else "a peer"
+            text = f"{request.method} {request.path[:120]!a}: {problem.detail}"
+            self.refusals.note("wrong_role", who, text)
 
     async def _dispatch(self, request: Request) -> Response:
         found = self._matches(request.path)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from sdcpd.protocol.problems import Forbidden
+from sdcpd.protocol.problems import WrongRole
 from sdcpd.protocol.uris import base_uri_equal, normalize_base_uri
-from sdcpd.transport.http import Peer
+from sdcpd.transport.http import Peer, PeerRefused
 
 ROLES = ("router", "verifier", "drafter", "front_end", "admin")
 
@@ -67,9 +68,27 @@ class PeerTable:
         return Identity(frozenset(roles), tuple(bases), label or (names[0] if names else "nobody"))
 
     def require(self, peer: Peer | None, *roles: str) -> Identity:
-        """The peer's identity if it has one of the roles; raises Forbidden (D-I3)."""
+        """The peer's identity if it has one of the roles; raises WrongRole (D-I3)."""
         identity = self.identify(peer)
         if not identity.roles & set(roles):
             wanted = " or ".join(roles)
-            raise Forbidden(f"this needs the role {wanted}; you are {identity.name}")
+            raise WrongRole(f"this needs the role {wanted}; you are {identity.name}")
         return identity
+
+    def check_server(self, peer: Peer, authority: str) -> None:
+        """Raise PeerRefused unless a server is the instance that is called (D-I1, D-I2)."""
+        identity = self.identify(peer)
+        if not identity.roles:
+            raise PeerRefused(f"{authority} shows a certificate without a role of this cluster")
+        if not any(_authority(base) == authority for base in identity.bases):
+            raise PeerRefused(
+                f"{authority} is {identity.name}, whose certificate is for "
+                f"{', '.join(identity.bases) or 'no base URI'}; fix base_uri or reissue"
+            )
+
+
+def _authority(base_uri: str) -> str:
+    """host:port of a base URI, the default port made explicit."""
+    parts = urlsplit(base_uri)
+    host = parts.hostname or ""
+    return f"{f'[{host}]' if ':' in host else host}:{parts.port or 443}"

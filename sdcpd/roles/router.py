@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sdcpd.protocol.codec import decode
 from sdcpd.protocol.instances import Board
 from sdcpd.protocol.messages import Event, InstanceRole, Rule, Status
-from sdcpd.protocol.problems import Forbidden, Malformed, NotFound, StaleEpoch
+from sdcpd.protocol.problems import Forbidden, Malformed, NotFound, StaleEpoch, WrongRole
 from sdcpd.protocol.router import RouterSession
 from sdcpd.protocol.router_io import (
     DrafterLost,
@@ -209,7 +209,7 @@ class Router:
     def _base(self, identity: Identity, status: Status) -> str:
         """The base URI that a status belongs to, fixed by the certificate (D-R2)."""
         if InstanceRole(status.role).name.lower() not in identity.roles:
-            raise Forbidden(f"{identity.name} has not the role that its status reports")
+            raise WrongRole(f"{identity.name} has not the role that its status reports")
         if not identity.bases:
             raise Forbidden(f"the certificate of {identity.name} names no base URI")
         return identity.bases[0]

@@ -79,3 +79,7 @@ class LeakyBucket:
         self._updated = now
         self._level += amount
         return self._level > self._burst
+
+    def take_back(self, amount: int) -> None:
+        """Uncount what did not happen after all."""
+        self._level -= amount

@@ -20,6 +20,9 @@ CONNECTIONS_PER_PEER_MAX = 16
 LINGER_S = 2.0
 # How long a stop waits for handlers that were cancelled.
 ABORT_WAIT_S = 2.0
+# A flood of refused connections must not fill the disk with log: a line a second, and the number.
+REFUSAL_LINES_BURST = 30
+REFUSAL_LINES_PER_S = 1.0
 
 # ---- memory of one connection
 

@@ -73,6 +73,7 @@ REASONS = (
     "handshake_flood",
     "too_many_connections",
     "http_error",
+    "wrong_role",
 )
 """Every word that a refusal is counted under."""
 _NO_CERTIFICATE = "no client certificate; every peer needs one, see: sdcpctl certs issue"

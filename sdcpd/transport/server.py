@@ -21,6 +21,7 @@ from sdcpd.transport.limits import (
 from sdcpd.transport.link import Link
 from sdcpd.transport.problem import problem
 from sdcpd.transport.quic_server import QuicListener
+from sdcpd.transport.refusal_log import RefusalLog
 from sdcpd.transport.refusals import server_refusal
 from sdcpd.transport.server_connection import ServerConnection
 from sdcpd.transport.server_exchange import Incoming
@@ -58,8 +59,8 @@ class Server:
         self._identity = identity
         self._host, self._port = host, port
         self.body_bytes_max = _body_limit(body_bytes_max)
-        self._on_refused = on_refused
         self.logger = logger or logging.getLogger(__name__)
+        self._refusals = RefusalLog(self.logger, on_refused)
         self.limits = limits or H2Limits()
         self.pace = pace or PaceLimits()
         self._handshake_timeout_s = handshake_timeout_s
@@ -156,9 +157,7 @@ class Server:
 
     def refused(self, reason: str, address: str, text: str) -> None:
         """Count and log one refusal."""
-        if self._on_refused is not None:
-            self._on_refused(reason)
-        self.logger.warning("refused %s: %s", address, text)
+        self._refusals.note(reason, address, text)
 
     def forget(self, link: Link) -> None:
         """A connection's socket is closed."""

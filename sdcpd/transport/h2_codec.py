@@ -152,7 +152,8 @@ class H2Codec:
             return self._started + self._limits.preface_timeout_s
         if self._ping_sent is not None:
             return self._ping_sent + self._limits.ping_timeout_s
-        return self._last_heard + self._limits.ping_after_s
+        limits = self._limits
+        return self._last_heard + (limits.ping_after_busy_s if self.busy else limits.ping_after_s)
 
     def on_deadline(self, now: float) -> list[StreamEvent]:
         """Ping a silent peer; raises HttpProtocolError when it is late with its preface or dead."""
@@ -168,6 +169,11 @@ class H2Codec:
         self._ping_sent = now
         self.ping(KEEPALIVE_PING)
         return []
+
+    @property
+    def busy(self) -> bool:
+        """Whether we wait for an answer of the peer."""
+        return self._client and self._h2.open_outbound_streams > 0
 
     @property
     def _started_streams(self) -> bool:

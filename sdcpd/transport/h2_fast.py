@@ -201,6 +201,11 @@ class FastH2Codec(H2Codec):
 
     # ---- out
 
+    @property
+    def busy(self) -> bool:
+        """See H2Codec."""
+        return (self._client and bool(self._fast)) or super().busy
+
     def open_stream(self) -> int | None:
         """See HttpConnection."""
         if self._fast and not self._peer_going:

@@ -113,12 +113,15 @@ class H3Codec:
         self._peer_ready = self._peer_going = False
         self._last_heard = now
         self._pinged: float | None = None
+        self._room: int | None = None
+        """What may still be given to aioquic; counted anew when ACKs may have come."""
 
     def receive(
         self, data: bytes | memoryview, *, address: Address | None = None, now: float
     ) -> list[StreamEvent]:
         """Take a datagram, or none when only time has passed; raises HttpProtocolError."""
         found: list[StreamEvent] = []
+        self._room = None
         try:
             if data:
                 self._last_heard, self._pinged = now, None
@@ -162,14 +165,17 @@ class H3Codec:
         """Queue at most `writable` octets; raises StreamGone."""
         stream = self._live(stream_id)
         self._http.send_data(stream_id, bytes(data), end_stream=end)
+        if self._room is not None:
+            self._room -= len(data)
         self._sent(stream_id, stream, end=end)
 
     def writable(self, stream_id: int) -> int:
         """Octets that may wait for the peer beside what waits already; 0 if the stream is gone."""
         if stream_id not in self._streams:
             return 0
-        room = self._limits.send_buffer_bytes_max - self._waiting_bytes()
-        return max(0, min(self._limits.frame_bytes_max, room))
+        if self._room is None:
+            self._room = self._limits.send_buffer_bytes_max - self._waiting_bytes()
+        return max(0, min(self._limits.frame_bytes_max, self._room))
 
     @property
     def unsent(self) -> bool:
@@ -195,6 +201,7 @@ class H3Codec:
         if not stream.sent_end:
             self._quic.reset_stream(stream_id, number)
         del self._streams[stream_id]
+        self._http.head_streams.discard(stream_id)
 
     def ping(self, payload: bytes) -> None:
         """Queue a PING."""
@@ -212,7 +219,9 @@ class H3Codec:
         """When the next keepalive ping or its answer is due; the link has QUIC's own timers."""
         if self._pinged is not None:
             return self._pinged + self._limits.ping_timeout_s
-        return self._last_heard + self._limits.ping_after_s
+        limits = self._limits
+        busy = self._client and bool(self._streams)
+        return self._last_heard + (limits.ping_after_busy_s if busy else limits.ping_after_s)
 
     def on_deadline(self, now: float) -> list[StreamEvent]:
         """Ping a silent peer; raises HttpProtocolError when it stays silent."""
@@ -252,6 +261,7 @@ class H3Codec:
             case StreamReset() | StopSendingReceived():
                 self._charge_reset(now)
                 self._http.handle_event(event)
+                self._http.head_streams.discard(event.stream_id)
                 if self._streams.pop(event.stream_id, None) is not None:
                     code = _OURS.get(event.error_code, ResetCode.INTERNAL_ERROR)
                     found.append(Reset(event.stream_id, int(code), by_peer=True))

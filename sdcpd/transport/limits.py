@@ -23,6 +23,10 @@ ABORT_WAIT_S = 2.0
 # A flood of refused connections must not fill the disk with log: a line a second, and the number.
 REFUSAL_LINES_BURST = 30
 REFUSAL_LINES_PER_S = 1.0
+# Datagrams of connections that nobody knows: after a restart each client sends a few, while from
+# a made-up address they would make us send to it, if never more than we got.
+STATELESS_RESETS_BURST = 200
+STATELESS_RESETS_PER_S = 50.0
 
 # ---- memory of one connection
 
@@ -72,8 +76,11 @@ class H2Limits:
     idle_frames_burst: int = 2000
     idle_frames_per_s: float = 200.0
     preface_timeout_s: float = 5.0
+    # A host that was restarted says so when it is spoken to, one that is cut off never does. While
+    # somebody waits for an answer, silence is asked about soon.
+    ping_after_busy_s: float = 0.5
     ping_after_s: float = 10.0
-    ping_timeout_s: float = 20.0
+    ping_timeout_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,10 @@ class H3Limits:
     header_list_bytes_max: int = 16 << 10
     resets_burst: int = 200
     resets_per_s: float = 20.0
-    # A restarted server sends no reset: silence is all that tells that it is gone.
     idle_timeout_s: float = 15.0
+    # As for HTTP/2; UDP has nobody else who notices that a peer is gone.
+    ping_after_busy_s: float = 0.5
     ping_after_s: float = 2.0
     ping_timeout_s: float = 3.0
+    # Refused datagrams end a connection that has been silent for so long: the network may lie.
+    refused_after_s: float = 0.5

@@ -9,7 +9,7 @@ from sdcpd.transport.http import Address, HttpConnection, HttpProtocolError, Str
 from sdcpd.transport.link import Link
 
 # How late a deadline that nobody foresaw may be noticed.
-TICK_S = 1.0
+TICK_S = 0.5
 
 
 class HttpPump(ABC):

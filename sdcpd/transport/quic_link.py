@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sdcpd.transport.h3_codec import H3Codec
 from sdcpd.transport.http import ConnectFailed, HttpConnection, Outgoing, Peer
 from sdcpd.transport.identity_files import common_name, uri_names
-from sdcpd.transport.limits import H2Limits
+from sdcpd.transport.limits import H2Limits, H3Limits
 from sdcpd.transport.link import LinkUser
 from sdcpd.transport.quic_tls import DATAGRAM_BYTES_MAX, Check, MutualQuic
 from sdcpd.transport.refusals import CertificateRefused, NoHttp2, PeerAlert, TooSlow
@@ -66,6 +66,7 @@ class QuicLink(asyncio.DatagramProtocol):
         self._refused: CertificateRefused | None = None
         self._terminated: ConnectionTerminated | None = None
         self._told_lost = False
+        self._heard = self._loop.time()
         self._presented: x509.Certificate | None = None
         self.paused = False
         self.address = ""
@@ -152,6 +153,10 @@ class QuicLink(asyncio.DatagramProtocol):
         """A datagram of this connection arrived."""
         if self._state is _State.GONE:
             return
+        self._heard = self._loop.time()
+        if self._client and self._state is _State.OPEN and self._quic.is_stateless_reset(data):
+            self._finish(ConnectionError("it was restarted"))
+            return
         if not self._client:
             self.address = f"{addr[0]}:{addr[1]}"
         if self._state is _State.OPEN:
@@ -165,7 +170,10 @@ class QuicLink(asyncio.DatagramProtocol):
 
     def error_received(self, exc: Exception) -> None:
         """The network says that a datagram of ours went nowhere."""
-        if self._client and self._state is _State.HANDSHAKE:
+        if self._client and self._state is _State.OPEN:
+            if self._loop.time() > self._heard + H3Limits().refused_after_s:
+                self._finish(exc)
+        elif self._client and self._state is _State.HANDSHAKE:
             if isinstance(exc, ConnectionRefusedError):
                 exc = ConnectFailed(
                     f"nothing listens at {self.address} (UDP); check that the instance runs and "

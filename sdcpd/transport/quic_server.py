@@ -10,8 +10,11 @@ from typing import Any
 from aioquic.asyncio.server import QuicServer
 from aioquic.quic.connection import QuicConnection
 
+from sdcpd.transport.h2_hardening import LeakyBucket
+from sdcpd.transport.limits import STATELESS_RESETS_BURST, STATELESS_RESETS_PER_S
 from sdcpd.transport.quic_link import QuicLink
-from sdcpd.transport.quic_tls import configuration, demand_certificates
+from sdcpd.transport.quic_reset import ResetTokens
+from sdcpd.transport.quic_tls import LONG_HEADER_BIT, configuration, demand_certificates
 from sdcpd.transport.server_connection import ConnectionOwner, ServerConnection
 from sdcpd.transport.tls import TlsIdentity
 from sdcpd.transport.verification import check_client
@@ -34,6 +37,8 @@ class QuicListener(QuicServer):
         self._owner, self._identity, self._accepted = owner, identity, accepted
         self._handshake_timeout_s = handshake_timeout_s
         self._of_certificate = identity.certificate
+        self._reset_tokens = ResetTokens(identity.private_key)
+        self._resets = LeakyBucket(STATELESS_RESETS_BURST, STATELESS_RESETS_PER_S)
         self._stopped = False
         super().__init__(
             configuration=configuration(identity), create_protocol=self._link, retry=True
@@ -53,9 +58,24 @@ class QuicListener(QuicServer):
         if self._identity.certificate is not self._of_certificate:
             self._of_certificate = self._identity.certificate
             self._configuration = configuration(self._identity)
-        if self._stopped and not self._protocols:
+            self._reset_tokens = ResetTokens(self._identity.private_key)
+        if not data or (self._stopped and not self._protocols):
             return
+        if not data[0] & LONG_HEADER_BIT:
+            connection_id = data[1 : 1 + self._configuration.connection_id_length]
+            if connection_id not in self._protocols:
+                self._reset(connection_id, len(data), addr)
+                return
         super().datagram_received(data, addr)
+
+    def _reset(self, connection_id: bytes, received_bytes: int, addr: Any) -> None:
+        """Tell a client of an earlier process that its connection is no more."""
+        packet = self._reset_tokens.packet(connection_id, received_bytes=received_bytes)
+        flood = self._resets.add(1, now=self._loop.time())
+        if flood:
+            self._resets.take_back(1)
+        elif packet is not None and self._transport is not None:
+            self._transport.sendto(packet, addr)
 
     def pause_writing(self) -> None:
         """The socket's buffer is full (asyncio)."""
@@ -72,9 +92,11 @@ class QuicListener(QuicServer):
 
     def _link(self, quic: QuicConnection, stream_handler: object = None) -> QuicLink:
         connection = ServerConnection(self._owner)
+        checked = demand_certificates(quic)
+        checked.set_reset_tokens(self._reset_tokens)
         link = QuicLink(
             connection,
-            demand_certificates(quic),
+            checked,
             check=partial(check_client, identity=self._identity),
             handshake_timeout_s=self._handshake_timeout_s,
         )

@@ -22,6 +22,7 @@ from aioquic.quic.packet import pull_quic_transport_parameters
 from cryptography import x509
 
 from sdcpd.transport.limits import H3Limits
+from sdcpd.transport.quic_reset import TOKEN_BYTES, ResetTokens
 from sdcpd.transport.refusals import CertificateRefused
 from sdcpd.transport.tls import TlsIdentity
 
@@ -29,6 +30,7 @@ ALPN = "h3"
 LIMITS = H3Limits()
 DATAGRAM_BYTES_MAX = 16 << 10
 MAX_UDP_PAYLOAD_SIZE = 0x03  # RFC 9000 section 18.2
+LONG_HEADER_BIT = 0x80  # RFC 9000 section 17.2
 
 # What it says of a connection's end our own line says better.
 logging.getLogger("quic").setLevel(logging.ERROR)
@@ -50,6 +52,7 @@ _NEEDED = (
     (tls.Context, "_server_handle_certificate_verify"),
     (tls.Context, "_client_handle_certificate_verify"),
     (QuicConnection, "_initialize"),
+    (QuicConnection, "_replenish_connection_ids"),
     (QuicConnection, "_write_connection_limits"),
     (QuicConnection, "_write_stream_limits"),
     (QuicConnection, "_parse_transport_parameters"),
@@ -118,6 +121,8 @@ class MutualQuic(QuicConnection):
     peer_payload_bytes_max: int = SMALLEST_MAX_DATAGRAM_SIZE
     closed_by_us = False
     """Whether the end of the connection was our decision, an alert of ours included."""
+    reset_tokens: ResetTokens | None = None
+    """A server's, for its connection ids."""
     delivered_bytes = 0
     """Octets of all streams that have arrived in order."""
 
@@ -159,6 +164,26 @@ class MutualQuic(QuicConnection):
             if stream is not None:
                 receiver = stream.receiver
                 self.delivered_bytes += receiver.highest_offset - receiver.starting_offset()
+
+    def is_stateless_reset(self, datagram: bytes) -> bool:
+        """Whether the server says that it knows nothing of this connection."""
+        issued = (self._peer_cid, *self._peer_cid_available)
+        tokens = {one.stateless_reset_token for one in issued if one.stateless_reset_token}
+        return not datagram[0] & LONG_HEADER_BIT and datagram[-TOKEN_BYTES:] in tokens
+
+    def set_reset_tokens(self, tokens: ResetTokens) -> None:
+        """Announce tokens that the next process of this server can make again."""
+        self.reset_tokens = tokens
+        self._name_tokens()
+
+    def _name_tokens(self) -> None:
+        if self.reset_tokens is not None:
+            for one in self._host_cids:
+                one.stateless_reset_token = self.reset_tokens.of(one.cid)
+
+    def _replenish_connection_ids(self) -> None:
+        super()._replenish_connection_ids()
+        self._name_tokens()
 
     def _write_connection_limits(self, builder: Any, space: Any) -> None:
         """Open the connection's window as data arrives in order, and never by doubling it."""

@@ -281,9 +281,20 @@ def test_keepalive_pings_a_silent_peer_and_gives_up_when_it_stays_silent() -> No
     assert codec.deadline() == 10.0
     codec.on_deadline(10.0)
     assert any(isinstance(frame, PingFrame) for frame in frames_in(codec))
-    assert codec.deadline() == 30.0
+    assert codec.deadline() == 20.0
     with pytest.raises(HttpProtocolError, match="ping unanswered"):
-        codec.on_deadline(30.0)
+        codec.on_deadline(20.0)
+
+
+def test_a_client_that_waits_asks_soon_whether_the_server_is_there() -> None:
+    pair = ready_pair()
+    assert pair.client_codec.deadline() == 10.0
+    pair.ask()
+    pair.move()
+    assert pair.client_codec.deadline() == 0.5
+    pair.answer_all(Response(204))
+    pair.move()
+    assert pair.client_codec.deadline() == 10.0
 
 
 def test_slow_reader_is_reset_whatever_it_trickles() -> None:

@@ -1,0 +1,44 @@
+"""Stateless resets: how a server that was restarted tells so at once (RFC 9000 section 10.3).
+
+A token belongs to a connection id and is made of it with a key that outlives the process, so that
+the next process can end a connection of which it knows nothing. Only the server could have made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+TOKEN_BYTES = 16
+# Shorter could not be told from noise, and longer helps nobody.
+_PACKET_BYTES_MIN, _PACKET_BYTES_MAX = 21, 43
+_FIXED_BIT, _FIRST_BITS_FREE = 0x40, 0x3F
+
+
+class ResetTokens:
+    """The tokens of one server."""
+
+    def __init__(self, private_key: PrivateKeyTypes) -> None:
+        """`private_key` is that of its certificate: secret, and still there after a restart."""
+        octets = private_key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        self._key = hashlib.sha256(b"sdcpd stateless reset\0" + octets).digest()
+
+    def of(self, connection_id: bytes) -> bytes:
+        """The token of a connection id."""
+        return hmac.digest(self._key, connection_id, "sha256")[:TOKEN_BYTES]
+
+    def packet(self, connection_id: bytes, *, received_bytes: int) -> bytes | None:
+        """What answers a packet of an unknown connection; None for one that is too short.
+
+        Shorter than what it answers, so that two servers never answer each other for ever.
+        """
+        size = min(received_bytes - 1, _PACKET_BYTES_MAX)
+        if size < _PACKET_BYTES_MIN:
+            return None
+        noise = bytearray(os.urandom(size - TOKEN_BYTES))
+        noise[0] = _FIXED_BIT | noise[0] & _FIRST_BITS_FREE
+        return bytes(noise) + self.of(connection_id)

@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from typing import Literal
 from urllib.parse import urlsplit
 
+from sdcpd.transport.backoff import Backoff
 from sdcpd.transport.client_connection import CheckPeer, ClientConnection, Origin, mark_retrieved
 from sdcpd.transport.client_exchange import NotProcessed
 from sdcpd.transport.http import (
@@ -70,6 +71,7 @@ class HttpClient:
         self._connecting: dict[Origin, asyncio.Task[ClientConnection]] = {}
         self._connections: set[ClientConnection] = set()
         self._closed = False
+        self._backoff: Backoff[Origin] = Backoff()
         self._transport = transport
         self._worked: dict[Origin, Version] = {}
         """Origins where HTTP/2 failed and HTTP/3 did not."""
@@ -125,6 +127,7 @@ class HttpClient:
 
         For use after a reload of the certificates.
         """
+        self._backoff.forget()
         for connection in list(self._connections):
             connection.retire()
 
@@ -135,13 +138,24 @@ class HttpClient:
         if task is not None and task.done() and not _is_usable(task):
             task = None
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._connect(origin))
+            loop = asyncio.get_running_loop()
+            self._backoff.check(origin, now=loop.time())
+            task = loop.create_task(self._connect(origin))
             task.add_done_callback(mark_retrieved)
             self._connecting[origin] = task
         # Shielded: others wait for the same connection.
         return await asyncio.shield(task)
 
     async def _connect(self, origin: Origin) -> ClientConnection:
+        try:
+            made = await self._connect_somehow(origin)
+        except ConnectFailed as failed:
+            self._backoff.failed(origin, failed, now=asyncio.get_running_loop().time())
+            raise
+        self._backoff.succeeded(origin)
+        return made
+
+    async def _connect_somehow(self, origin: Origin) -> ClientConnection:
         """By the version that worked last, else HTTP/2 and then the other (D-H8)."""
         if self._transport != "auto":
             return await self._connect_by(self._transport, origin, self._connect_timeout_s)

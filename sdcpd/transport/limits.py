@@ -27,6 +27,12 @@ REFUSAL_LINES_PER_S = 1.0
 # a made-up address they would make us send to it, if never more than we got.
 STATELESS_RESETS_BURST = 200
 STATELESS_RESETS_PER_S = 50.0
+# After the second failure to connect in a row. The longest pause is what a server that is back may
+# go unnoticed; where certificates are wrong it takes a person, and each try costs a handshake.
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 1.0
+BACKOFF_REFUSED_MAX_S = 5.0
+BACKOFF_KEPT_MAX = 1024
 
 # ---- memory of one connection
 

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 
 from sdcpd.protocol.problems import PROBLEMS_BY_SUFFIX
 from sdcpd.roles.counts import ESCALATIONS, RoundCounts
-from sdcpd.transport.refusals import REASONS
+from sdcpd.transport.refusals import REASONS, REQUEST_REASONS
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -28,12 +28,19 @@ class Metrics:
         """`rounds` are those of a verifier or drafter."""
         self.handshake_failures: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         """Connections that were not let in, by reason."""
+        self.refused_requests: Counter[str] = Counter(dict.fromkeys(REQUEST_REASONS, 0))
+        """Requests that the transport refused, by reason."""
         self.expiry_s: Callable[[], float] | None = None
         """When the role's certificate expires, in seconds since the epoch."""
         self._registry = CollectorRegistry()
         self._registry.register(_Tls(role, self))
         if rounds is not None:
             self._registry.register(_Rounds(role, rounds))
+
+    def refused(self, reason: str) -> None:
+        """Count one refusal of the transport, by its word."""
+        of_requests = reason in self.refused_requests
+        (self.refused_requests if of_requests else self.handshake_failures)[reason] += 1
 
     def text(self) -> bytes:
         """All of it, in Prometheus' text format."""
@@ -81,6 +88,12 @@ class _Tls(_Collector):
         for reason, count in self._metrics.handshake_failures.items():
             failures.add_metric([self._role, reason], count)
         yield failures
+        refused = self._family(
+            "sdcp_requests_refused", "Requests refused by the transport, by reason.", "reason"
+        )
+        for reason, count in self._metrics.refused_requests.items():
+            refused.add_metric([self._role, reason], count)
+        yield refused
         if self._metrics.expiry_s is not None:
             expiry = GaugeMetricFamily(
                 "sdcp_tls_certificate_expiry_timestamp_seconds",

@@ -140,10 +140,7 @@ class Parts:
             # One octet more reaches the role, which answers 413 in its own order of checks.
             return object_max if limit is None else limit + 1
 
-        def count(reason: str) -> None:
-            metrics.handshake_failures[reason] += 1
-
-        listener.refusals = RefusalLog(log, count)
+        listener.refusals = RefusalLog(log, metrics.refused)
         server = Server(
             listener.handle,
             identity=identity,
@@ -151,7 +148,7 @@ class Parts:
             port=port,
             body_bytes_max=body_bytes_max,
             http3=self.config.node.http3,
-            on_refused=count,
+            on_refused=metrics.refused,
         )
         metrics.expiry_s = lambda: identity.not_after.timestamp()
         self.certificates.on_renewal(identity, server.drain_connections)

@@ -33,6 +33,7 @@ from sdcpd.transport.http import (
     StreamGone,
 )
 from sdcpd.transport.limits import H3Limits
+from sdcpd.transport.quic_tls import MutualQuic
 
 KEEPALIVE_PING = 1
 LAST_STREAM_ID_MAX = 2**62 - 4
@@ -96,7 +97,7 @@ class H3Codec:
 
     def __init__(
         self,
-        quic: QuicConnection,
+        quic: MutualQuic,
         *,
         client: bool,
         now: float,
@@ -109,6 +110,10 @@ class H3Codec:
         self._http = _Http3(quic)
         self._streams: dict[int, _Stream] = {}
         self._resets = LeakyBucket(self._limits.resets_burst, self._limits.resets_per_s)
+        self._idle_frames = LeakyBucket(
+            self._limits.idle_frames_burst, self._limits.idle_frames_per_s
+        )
+        self._frames_seen = quic.frames_seen
         self._highest = -4
         self._peer_ready = self._peer_going = False
         self._last_heard = now
@@ -126,6 +131,7 @@ class H3Codec:
             if data:
                 self._last_heard, self._pinged = now, None
                 self._quic.receive_datagram(bytes(data), address, now=now)
+                self._charge_frames(len(data), now)
             while (event := self._next_event()) is not None:
                 self._take(event, found, now)
         except HttpProtocolError:
@@ -318,6 +324,17 @@ class H3Codec:
     def _charge_reset(self, now: float) -> None:
         # A server that resets only hurts its own answers, so clients do not count.
         if not self._client and self._resets.add(1, now=now):
-            code = _CODES[ResetCode.ENHANCE_YOUR_CALM]
-            self._quic.close(error_code=code)
-            raise HttpProtocolError("flood of resets", code=code)
+            self._flood("resets")
+
+    def _charge_frames(self, datagram_bytes: int, now: float) -> None:
+        """Count frames that are too many for what a datagram holds."""
+        frames = self._quic.frames_seen - self._frames_seen
+        self._frames_seen += frames
+        free = self._limits.frames_free + datagram_bytes // self._limits.octets_per_frame
+        if frames > free and self._idle_frames.add(frames - free, now=now):
+            self._flood("frames that carry nothing")
+
+    def _flood(self, kind: str) -> None:
+        code = _CODES[ResetCode.ENHANCE_YOUR_CALM]
+        self._quic.close(error_code=code)
+        raise HttpProtocolError(f"flood of {kind}", code=code)

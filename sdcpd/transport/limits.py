@@ -104,6 +104,12 @@ class H3Limits:
     header_list_bytes_max: int = 16 << 10
     resets_burst: int = 200
     resets_per_s: float = 20.0
+    # Frames cost microseconds each, and a packet holds a thousand of the shortest. A packet of
+    # messages has fewer than one in 32 octets; what goes beyond that leaks away as in HTTP/2.
+    frames_free: int = 16
+    octets_per_frame: int = 32
+    idle_frames_burst: int = 2000
+    idle_frames_per_s: float = 200.0
     idle_timeout_s: float = 15.0
     # As for HTTP/2; UDP has nobody else who notices that a peer is gone.
     ping_after_busy_s: float = 0.5

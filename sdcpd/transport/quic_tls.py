@@ -31,6 +31,7 @@ LIMITS = H3Limits()
 DATAGRAM_BYTES_MAX = 16 << 10
 MAX_UDP_PAYLOAD_SIZE = 0x03  # RFC 9000 section 18.2
 LONG_HEADER_BIT = 0x80  # RFC 9000 section 17.2
+FRAME_HANDLERS = "_QuicConnection__frame_handlers"
 
 # What it says of a connection's end our own line says better.
 logging.getLogger("quic").setLevel(logging.ERROR)
@@ -62,6 +63,8 @@ _NEEDED = (
 for _owner, _name in _NEEDED:
     if not hasattr(_owner, _name):
         raise ImportError(f"this release of aioquic has no {_name}: HTTP/3 cannot check peers")
+if FRAME_HANDLERS not in QuicConnection.__init__.__code__.co_names:
+    raise ImportError(f"this release of aioquic has no {FRAME_HANDLERS}: floods go uncounted")
 
 
 class _Refused(tls.Alert):
@@ -123,6 +126,8 @@ class MutualQuic(QuicConnection):
     """Whether the end of the connection was our decision, an alert of ours included."""
     reset_tokens: ResetTokens | None = None
     """A server's, for its connection ids."""
+    frames_seen = 0
+    """Frames of all packets that a client has sent, counted by its server."""
     delivered_bytes = 0
     """Octets of all streams that have arrived in order."""
 
@@ -185,6 +190,20 @@ class MutualQuic(QuicConnection):
         super()._replenish_connection_ids()
         self._name_tokens()
 
+    def _count_frames(self) -> None:
+        """Have each frame counted; the library's table of handlers has no other way in."""
+        handlers = getattr(self, FRAME_HANDLERS)
+
+        def counted(handle: Callable[..., None]) -> Callable[..., None]:
+            def count(*args: object) -> None:
+                self.frames_seen += 1
+                handle(*args)
+
+            return count
+
+        for kind, (handle, epochs) in handlers.items():
+            handlers[kind] = counted(handle), epochs
+
     def _write_connection_limits(self, builder: Any, space: Any) -> None:
         """Open the connection's window as data arrives in order, and never by doubling it."""
         limit, window = self._local_max_data, LIMITS.connection_window_bytes
@@ -219,6 +238,8 @@ class MutualQuic(QuicConnection):
         # The context is made in there, and aioquic has no way to say of which class.
         self.tls.__class__ = _MutualContext
         self.tls.peer_check = self.peer_check
+        if not self._is_client:
+            self._count_frames()
 
     @property
     def peer_certificate(self) -> x509.Certificate:

@@ -19,10 +19,14 @@ class RefusalLog:
         self._lines = LeakyBucket(REFUSAL_LINES_BURST, REFUSAL_LINES_PER_S)
         self._untold = 0
 
-    def note(self, reason: str, who: str, text: str) -> None:
-        """One refusal: a word for the counter, the peer, and a sentence for the log."""
+    def count(self, reason: str) -> None:
+        """One refusal that nobody needs to read about."""
         if self._count is not None:
             self._count(reason)
+
+    def note(self, reason: str, who: str, text: str) -> None:
+        """One refusal: a word for the counter, the peer, and a sentence for the log."""
+        self.count(reason)
         if self._lines.add(1, now=time.monotonic()):
             self._lines.take_back(1)
             self._untold += 1

@@ -75,7 +75,9 @@ REASONS = (
     "http_error",
     "wrong_role",
 )
-"""Every word that a refusal is counted under."""
+"""Every word that a refused connection is counted under."""
+REQUEST_REASONS = ("body_too_large", "too_many_bytes", "too_many_requests", "slow_body")
+"""The same for single requests of peers that were let in."""
 _NO_CERTIFICATE = "no client certificate; every peer needs one, see: sdcpctl certs issue"
 _VERSION_REASONS = frozenset(
     ("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "WRONG_SSL_VERSION")

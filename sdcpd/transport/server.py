@@ -53,7 +53,8 @@ class Server:
 
         With `http3` the same is served over QUIC at the same port number.
 
-        `on_refused` gets one word for each connection that was not let in.
+        `on_refused` gets one word for each connection that was not let in and each request that
+        was refused here.
         """
         self._handler = handler
         self._identity = identity
@@ -158,6 +159,10 @@ class Server:
     def refused(self, reason: str, address: str, text: str) -> None:
         """Count and log one refusal."""
         self._refusals.note(reason, address, text)
+
+    def count_refusal(self, reason: str) -> None:
+        """Count one refused request."""
+        self._refusals.count(reason)
 
     def forget(self, link: Link) -> None:
         """A connection's socket is closed."""

@@ -37,6 +37,10 @@ class ConnectionOwner(Protocol):
         """Count and log one refusal."""
         ...
 
+    def count_refusal(self, reason: str) -> None:
+        """Count one refused request."""
+        ...
+
     def forget(self, link: Link) -> None:
         """A connection's socket is closed."""
         ...
@@ -121,11 +125,18 @@ class ServerConnection(HttpPump):
         assert self._exchange is not None  # Octets come after link_open.
         for incoming in self._exchange.handle(events, now=now):
             self._server.spawn(self, incoming)
+        self._count_refusals(self._exchange)
 
     def on_tick(self, now: float) -> None:
         """Drop bodies that are too slow."""
         assert self._exchange is not None  # Ticks come after link_open.
         self._exchange.on_tick(now)
+        self._count_refusals(self._exchange)
+
+    def _count_refusals(self, exchange: ServerExchange) -> None:
+        for reason in exchange.refusals:
+            self._server.count_refusal(reason)
+        exchange.refusals.clear()
 
     def pump_bodies(self) -> bool:
         """Send one turn's worth of responses."""

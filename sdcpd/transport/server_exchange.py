@@ -74,6 +74,8 @@ class ServerExchange:
         self._handling: dict[int, str] = {}
         self._drain_started: float | None = None
         self._last_announced = False
+        self.refusals: list[str] = []
+        """Why requests were refused, for whoever counts them (refusals.REQUEST_REASONS)."""
 
     @property
     def drained(self) -> bool:
@@ -116,9 +118,10 @@ class ServerExchange:
 
     def on_tick(self, now: float) -> None:
         """Give up on bodies that are too slow, and on a drain ping that nobody answers."""
-        self._queue.expire(now)
+        self.refusals += ["slow_body" for _ in self._queue.expire(now)]
         for stream_id, one in list(self._inbound.items()):
             if self._pace.too_slow(started=one.started, moved_bytes=one.size, now=now):
+                self.refusals.append("slow_body")
                 self._drop(stream_id)
                 self._codec.reset(stream_id, ResetCode.CANCEL)
         if self._drain_started is not None and now > self._drain_started + DRAIN_PING_TIMEOUT_S:
@@ -140,6 +143,8 @@ class ServerExchange:
         in_flight = len(self._inbound) + len(self._handling)
         buffered = self._inbound_bytes + self._queue.buffered_bytes
         if self._last_announced or in_flight >= self._requests_max or buffered > BUFFERED_BYTES_MAX:
+            if not self._last_announced:  # a drain is no fault of the client's
+                self.refusals.append("too_many_requests")
             self._codec.reset(head.stream_id, ResetCode.REFUSED_STREAM)
             return
         path = head.target.partition("?")[0]
@@ -162,6 +167,7 @@ class ServerExchange:
         if one.size > one.bytes_max:
             self._refuse_size(data.stream_id, one, now)
         elif self._inbound_bytes > BUFFERED_BYTES_MAX and len(self._inbound) > 1:
+            self.refusals.append("too_many_bytes")
             detail = "too many request bodies at once on this connection; send it again later"
             self._refuse(data.stream_id, problem(503, detail), now)
 
@@ -188,6 +194,7 @@ class ServerExchange:
         return one
 
     def _refuse_size(self, stream_id: int, one: _Inbound, now: float) -> None:
+        self.refusals.append("body_too_large")
         detail = f"the body of this request may hold at most {one.bytes_max} octets"
         self._refuse(stream_id, problem(413, detail), now)
 

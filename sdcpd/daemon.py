@@ -39,17 +39,17 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, which end a start as well; raises StartError."""
-        async with self._parts.stack:
-            self._parts.stack.push_async_callback(self._parts.tasks.aclose)
-            with (
-                anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
-                anyio.CancelScope() as running,
-            ):
-                self._parts.tasks.spawn(self._obey(signals, running), name="signals")
-                await self._start_all()
-                await anyio.sleep_forever()
-            service.notify("STOPPING=1")
-            log.info("stopping")
+        heard = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        # Heard to the end: a second signal must not cut short what the first has begun.
+        with anyio.open_signal_receiver(*heard) as signals:
+            async with self._parts.stack:
+                self._parts.stack.push_async_callback(self._parts.tasks.aclose)
+                with anyio.CancelScope() as running:
+                    self._parts.tasks.spawn(self._obey(signals, running), name="signals")
+                    await self._start_all()
+                    await anyio.sleep_forever()
+                service.notify("STOPPING=1")
+                log.info("stopping")
 
     async def _obey(self, signals: AsyncIterator[int], running: anyio.CancelScope) -> None:
         async for number in signals:

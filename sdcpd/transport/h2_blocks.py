@@ -71,7 +71,7 @@ class BlockReader:
             pass
         try:
             return self._decoder.decode(raw, raw=True)
-        except HPACKError as error:
+        except (HPACKError, IndexError, TypeError) as error:  # as h2 takes it
             raise NotPlain(str(error)) from error
 
     def _event(

@@ -60,6 +60,7 @@ class FastH2Codec(H2Codec):
         if not self._peer_ready:
             return super().receive(data, now=now)  # the preface
         self.heard(now)
+        self._charge_silent_work(now)  # which h2 may not hear of for long
         if self._rest:
             data, self._rest = self._rest + bytes(data), b""
         view = memoryview(data)
@@ -100,6 +101,8 @@ class FastH2Codec(H2Codec):
         self, kind: int, flags: int, number: int, body: memoryview, found: list[StreamEvent]
     ) -> bool:
         """Read a whole frame here; False leaves it, untouched, to h2."""
+        if self._h2.incoming_buffer._headers_buffer:
+            return False  # only CONTINUATION may come now
         if kind == _DATA:
             stream = self._fast.get(number)
             return stream is not None and self._take_data(stream, flags, number, body, found)
@@ -109,7 +112,7 @@ class FastH2Codec(H2Codec):
 
     def _take_headers(self, flags: int, number: int, raw: bytes, found: list[StreamEvent]) -> bool:
         h2 = self._h2
-        if h2.decoder.header_table.maxsize or h2.incoming_buffer._headers_buffer:
+        if h2.decoder.header_table.maxsize:
             return False
         block = self._blocks.read(raw)
         if block is None:
@@ -131,7 +134,8 @@ class FastH2Codec(H2Codec):
     ) -> PlainStream | None:
         """The stream of a request, if it is plain."""
         new = number & 1 and number > self._h2.highest_inbound_stream_id
-        busy = len(self._fast) >= self._limits.streams_max
+        # Above the limit h2 counts, and its own limit is the end (see `_configured`).
+        busy = len(self._fast) + len(self._h2.streams) >= self._limits.streams_max
         event = block.event
         if not new or busy or not block.fits(self._body_bytes_max, end=end):
             return None
@@ -304,6 +308,8 @@ class FastH2Codec(H2Codec):
         if stream is None:
             return
         h2 = self._h2
+        # h2 cleans up when it counts, and it counts only where it opens streams itself.
+        _ = h2.open_inbound_streams
         h2.streams[number] = stream.of_h2(number, h2, client=self._client)
 
 

@@ -174,7 +174,8 @@ class MutualQuic(QuicConnection):
         """Whether the server says that it knows nothing of this connection."""
         issued = (self._peer_cid, *self._peer_cid_available)
         tokens = {one.stateless_reset_token for one in issued if one.stateless_reset_token}
-        return not datagram[0] & LONG_HEADER_BIT and datagram[-TOKEN_BYTES:] in tokens
+        short = bool(datagram) and not datagram[0] & LONG_HEADER_BIT
+        return short and datagram[-TOKEN_BYTES:] in tokens
 
     def set_reset_tokens(self, tokens: ResetTokens) -> None:
         """Announce tokens that the next process of this server can make again."""

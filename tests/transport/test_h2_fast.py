@@ -21,10 +21,11 @@ from hyperframe.frame import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sdcpd.transport.h2_blocks import BlockReader
 from sdcpd.transport.h2_codec import H2Codec
 from sdcpd.transport.h2_fast import FastH2Codec
 from sdcpd.transport.hpack_static import NotPlain, plain_field, read_plain
-from sdcpd.transport.http import HttpProtocolError, RequestHeaders, StreamGone
+from sdcpd.transport.http import HttpProtocolError, RequestHeaders, ResetCode, StreamGone
 from sdcpd.transport.limits import H2Limits
 from tests.kit.http_pair import H2Kind, agree_on_no_table, request_fields
 
@@ -344,6 +345,52 @@ def test_a_stream_that_is_handed_over_brings_its_window() -> None:
     side.codec.consumed(1, 400)
     update = WindowUpdateFrame(1, 700).serialize()
     assert b"".join(one.data for one in side.codec.outgoing(0.0)) == update
+
+
+def get(number: int) -> bytes:
+    raw = block((":method", "GET"), *REQUEST[1:])
+    return HeadersFrame(number, raw, flags=["END_HEADERS", "END_STREAM"]).serialize()
+
+
+def test_streams_that_were_handed_over_are_forgotten_when_they_end() -> None:
+    side = Side(FastH2Codec, client=False)
+    for number in range(1, 2000, 2):
+        side.take(get(number))
+        side.take(WindowUpdateFrame(number, 5).serialize())
+        Answer(number, 3, in_pieces=False)(side)
+    assert len(side.codec._h2.streams) <= 1
+
+
+def test_streams_that_were_handed_over_count_as_open() -> None:
+    """Or a client could open any number, each with a frame that makes it h2's."""
+    side = Side(FastH2Codec, client=False)
+    with pytest.raises(HttpProtocolError, match="Max inbound streams"):
+        for number in range(1, 100, 2):
+            side.take(get(number))
+            side.take(WindowUpdateFrame(number, 5).serialize())
+    assert len(side.codec._h2.streams) <= 2 * LIMITS.streams_max
+
+
+def test_requests_that_are_refused_are_charged_as_resets() -> None:
+    side = Side(FastH2Codec, client=False)
+    with pytest.raises(HttpProtocolError, match="flood of resets"):
+        for number in range(1, 2000, 2):
+            side.take(get(number))
+            side.codec.reset(number, ResetCode.REFUSED_STREAM)
+
+
+def test_nothing_may_stand_within_a_header_block() -> None:
+    side = Side(FastH2Codec, client=False)
+    raw = block(*REQUEST, ("content-length", "5"))
+    side.take(HeadersFrame(1, raw, flags=["END_HEADERS"]).serialize())
+    side.take(HeadersFrame(3, raw).serialize())
+    with pytest.raises(HttpProtocolError):
+        side.take(DataFrame(1, b"abcde", flags=["END_STREAM"]).serialize())
+
+
+@given(st.binary(min_size=1, max_size=40))
+def test_no_block_breaks_the_reader(raw: bytes) -> None:
+    BlockReader(Decoder(), client=False, header_list_bytes_max=1000).read(raw)
 
 
 def test_the_steady_exchange_goes_the_short_way() -> None:

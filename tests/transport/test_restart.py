@@ -139,6 +139,7 @@ async def test_others_cannot_end_a_connection(kit: CertKit) -> None:
         for one in link._quic._peer_cid_available:  # type: ignore[attr-defined]
             packet = forged.packet(one.cid, received_bytes=1200)
             link.datagram_received(packet, ("127.0.0.1", port))  # type: ignore[attr-defined]
+        link.datagram_received(b"", ("127.0.0.1", port))  # type: ignore[attr-defined]
         await client.request("GET", uri)
         assert set(client._connections) == {connection}
     await server.aclose(1)

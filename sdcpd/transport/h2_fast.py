@@ -134,7 +134,7 @@ class FastH2Codec(H2Codec):
     ) -> PlainStream | None:
         """The stream of a request, if it is plain."""
         new = number & 1 and number > self._h2.highest_inbound_stream_id
-        # Above the limit h2 counts, and its own limit is the end (see `_configured`).
+        # Above the limit h2 counts: it forgets those that have ended, and has a limit of its own.
         busy = len(self._fast) + len(self._h2.streams) >= self._limits.streams_max
         event = block.event
         if not new or busy or not block.fits(self._body_bytes_max, end=end):
@@ -307,10 +307,7 @@ class FastH2Codec(H2Codec):
         stream = self._fast.pop(number, None)
         if stream is None:
             return
-        h2 = self._h2
-        # h2 cleans up when it counts, and it counts only where it opens streams itself.
-        _ = h2.open_inbound_streams
-        h2.streams[number] = stream.of_h2(number, h2, client=self._client)
+        self._h2.streams[number] = stream.of_h2(number, self._h2, client=self._client)
 
 
 def _method(headers: Headers) -> str:

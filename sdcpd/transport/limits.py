@@ -99,7 +99,7 @@ class H3Limits:
     stream_window_bytes: int = 1 << 20
     connection_window_bytes: int = 4 << 20
     # aioquic buffers whatever it is given: no more than this waits for the peer's ACKs.
-    send_buffer_bytes_max: int = 256 << 10
+    send_buffer_bytes_max: int = 128 << 10
     frame_bytes_max: int = 16 << 10
     header_list_bytes_max: int = 16 << 10
     resets_burst: int = 200

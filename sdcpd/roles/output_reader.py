@@ -200,8 +200,8 @@ class OutputReader:
         await self._moved_or_paused(verifier, epoch)
 
     async def _moved_or_paused(self, verifier: str, epoch: int) -> None:
-        """Go on when the session has moved or ended, or after the pause."""
-        session = self._session
+        """Go on when the session moves or ends, or after the pause."""
+        session, closed = self._session, self._session.machine.closed
         with anyio.move_on_after(ATTEMPT_PAUSE_S):
-            while session.place == (verifier, epoch) and not session.machine.closed:
+            while session.place == (verifier, epoch) and session.machine.closed == closed:
                 await session.wait_for_change()

@@ -82,8 +82,13 @@ class ClientConnection(HttpPump):
         """Send one request and wait for its response; cancelling it resets the stream."""
         exchange = self._exchange
         assert exchange is not None  # The pool hands out connections that are ready.
-        while (stream_id := self._start(exchange, fields, body)) is None:
-            await self._wait_for_stream()
+        try:
+            while (stream_id := self._start(exchange, fields, body)) is None:
+                await self._wait_for_stream()
+        finally:
+            # Many streams may have become free at once, and this call may have taken none.
+            if self._waiting and exchange.can_start:
+                self._wake_waiting()
         answer: asyncio.Future[Response] = self._loop.create_future()
         self._calls[stream_id] = answer
         self.flush_soon()
@@ -202,12 +207,7 @@ class ClientConnection(HttpPump):
     async def _wait_for_stream(self) -> None:
         turn: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                self._wake_waiting()  # Our turn had come: pass it on.
-            raise
+        await turn
 
     def _start(self, exchange: ClientExchange, fields: Headers, body: bytes) -> int | None:
         if not self.is_usable:

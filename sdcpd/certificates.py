@@ -55,4 +55,8 @@ class Certificates:
             return
         log.info("certificates reloaded: %s", ", ".join(identity.uris))
         for renew in self._renewals[identity]:
-            renew()
+            try:
+                renew()
+            except Exception:
+                # One that stumbles keeps neither the others from it nor the process from signals.
+                log.exception("a connection did not take the new certificate")

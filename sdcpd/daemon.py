@@ -36,6 +36,7 @@ class Daemon:
         self._config = config
         self._instances = instances
         self._parts = Parts(config)
+        self._ready = False
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, which end a start as well; raises StartError."""
@@ -59,9 +60,12 @@ class Daemon:
                 running.cancel()
 
     def _reload(self) -> None:
-        service.notify_reloading()
+        # Before the start is over, READY=1 would say that it is.
+        if self._ready:
+            service.notify_reloading()
         self._parts.certificates.reload()
-        service.notify("READY=1")
+        if self._ready:
+            service.notify("READY=1")
 
     async def _start_all(self) -> None:
         try:
@@ -72,6 +76,7 @@ class Daemon:
         for instance in sorted(self._instances, key=lambda i: i.role != "router"):
             await self._start(instance, objects)
         self._parts.tasks.spawn(self._parts.certificates.watch(), name="certificates")
+        self._ready = True
         service.notify("READY=1")
         log.info("ready: %s", ", ".join(i.label for i in self._instances))
 

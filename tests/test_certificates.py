@@ -9,7 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import ExtensionOID
 
+from certs import Leaf
 from sdcpd.certificates import Certificates
 from sdcpd.transport.client import HttpClient, Transport
 from sdcpd.transport.http import ConnectFailed, Request, Response
@@ -56,6 +60,44 @@ async def test_changed_files_are_taken_and_half_changed_ones_are_not(
         await until(lambda: len(renewed) == 1)
     assert identity.certificate.serial_number != before
     assert caplog.text.count("not reloaded") == 1, "told once for one state of the files"
+
+
+def garbled(kit: CertKit, leaf: Leaf) -> None:
+    """Sign a certificate anew whose names are not what they should be inside."""
+    old = x509.load_pem_x509_certificate(leaf.crt_path.read_bytes())
+    names = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30\x05abc")
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(old.subject)
+        .issuer_name(old.issuer)
+        .public_key(old.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(old.not_valid_before_utc)
+        .not_valid_after(old.not_valid_after_utc)
+        .add_extension(names, critical=False)
+        .sign(kit.authority.key, hashes.SHA256())
+    )
+    leaf.crt_path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+
+async def test_a_certificate_that_cannot_be_read_leaves_the_watch_alive(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does a connection that stumbles over a new one keep others from it."""
+    kit = CertKit(tmp_path / "pki")
+    leaf = kit.leaf("verifier", "v0")
+    identity = TlsIdentity(ca=kit.ca, cert=leaf.crt_path, key=leaf.key_path)
+    certificates, renewed = Certificates(), []
+    certificates.add(identity)
+    certificates.on_renewal(identity, lambda: 1 // 0)
+    certificates.on_renewal(identity, lambda: renewed.append(1))
+    async with watching(certificates):
+        garbled(kit, leaf)
+        await until(lambda: "cannot be understood" in caplog.text)
+        certificates.reload()
+        kit.leaf("verifier", "v0")
+        await until(lambda: renewed == [1])
+    assert "did not take the new certificate" in caplog.text
 
 
 async def test_files_that_stay_are_left_alone(tmp_path: Path) -> None:

@@ -178,6 +178,17 @@ def _short_fingerprint(certificate: x509.Certificate) -> str:
 
 
 def _load(ca: Path, cert: Path, key: Path, crl: Path | None) -> _Loaded:
+    """Read and check the files; raises IdentityError and nothing else."""
+    try:
+        return _read(ca, cert, key, crl)
+    except IdentityError:
+        raise
+    except Exception as error:
+        # Names and extensions are parsed when they are asked for, with errors of many kinds.
+        raise IdentityError(f"{cert}, {ca} or {key} cannot be understood: {error}") from error
+
+
+def _read(ca: Path, cert: Path, key: Path, crl: Path | None) -> _Loaded:
     authorities = read_certificates(ca)
     leaf, *intermediates = read_certificates(cert)
     private_key = load_key(key, leaf=leaf, cert=cert)

@@ -1,0 +1,85 @@
+"""Signals: they end a start as well, are heard until the end, and promise nothing too early."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sdcpd.config import Config
+from sdcpd.daemon import Daemon
+
+
+class SlowStart(Daemon):
+    """Starts for as long as a test wants."""
+
+    def __init__(self) -> None:
+        super().__init__(Config(), [])
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+        self.closing, self.may_close = asyncio.Event(), asyncio.Event()
+
+    async def _start_all(self) -> None:
+        self._parts.stack.push_async_callback(self._close)
+        self.begun.set()
+        await self.may_end.wait()
+
+    async def _close(self) -> None:
+        self.closing.set()
+        await self.may_close.wait()
+
+
+@pytest.fixture
+def notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        receiver.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield receiver
+
+
+def told(receiver: socket.socket) -> list[bytes]:
+    found = []
+    while True:
+        try:
+            found.append(receiver.recv(1000))
+        except BlockingIOError:
+            return found
+
+
+async def test_a_signal_ends_a_start_and_a_second_one_cuts_nothing_short(
+    notified: socket.socket,
+) -> None:
+    daemon = SlowStart()
+    running = asyncio.ensure_future(daemon.run())
+    await daemon.begun.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await daemon.closing.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(0)
+    assert not running.done()
+    daemon.may_close.set()
+    async with asyncio.timeout(5):
+        await running
+    assert told(notified) == [b"STOPPING=1"]
+
+
+async def test_a_reload_while_starting_does_not_say_ready(
+    notified: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, reloaded = SlowStart(), asyncio.Event()
+    monkeypatch.setattr(daemon._parts.certificates, "reload", reloaded.set)
+    running = asyncio.ensure_future(daemon.run())
+    await daemon.begun.wait()
+    os.kill(os.getpid(), signal.SIGHUP)
+    async with asyncio.timeout(5):
+        await reloaded.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    daemon.may_close.set()
+    async with asyncio.timeout(5):
+        await running
+    assert told(notified) == [b"STOPPING=1"]

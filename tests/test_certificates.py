@@ -9,11 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.x509.oid import ExtensionOID
 
-from certs import Leaf
 from sdcpd.certificates import Certificates
 from sdcpd.transport.client import HttpClient, Transport
 from sdcpd.transport.http import ConnectFailed, Request, Response
@@ -62,24 +58,6 @@ async def test_changed_files_are_taken_and_half_changed_ones_are_not(
     assert caplog.text.count("not reloaded") == 1, "told once for one state of the files"
 
 
-def garbled(kit: CertKit, leaf: Leaf) -> None:
-    """Sign a certificate anew whose names are not what they should be inside."""
-    old = x509.load_pem_x509_certificate(leaf.crt_path.read_bytes())
-    names = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30\x05abc")
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(old.subject)
-        .issuer_name(old.issuer)
-        .public_key(old.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(old.not_valid_before_utc)
-        .not_valid_after(old.not_valid_after_utc)
-        .add_extension(names, critical=False)
-        .sign(kit.authority.key, hashes.SHA256())
-    )
-    leaf.crt_path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-
-
 async def test_a_certificate_that_cannot_be_read_leaves_the_watch_alive(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,7 +70,7 @@ async def test_a_certificate_that_cannot_be_read_leaves_the_watch_alive(
     certificates.on_renewal(identity, lambda: 1 // 0)
     certificates.on_renewal(identity, lambda: renewed.append(1))
     async with watching(certificates):
-        garbled(kit, leaf)
+        kit.reissued(leaf, raw_names=b"\x30\x05abc")
         await until(lambda: "cannot be understood" in caplog.text)
         certificates.reload()
         kit.leaf("verifier", "v0")

@@ -14,15 +14,30 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 # The owner may do anything and the service's group may read; all else is refused.
 KEY_MODE_FORBIDDEN = 0o037
 
+NAME_SHOWN_MAX = 120  # characters
+
 
 class IdentityError(Exception):
     """Our own certificate files cannot be used; the text says which file, why and what to do."""
 
 
+def one_line(text: str) -> str:
+    """What a peer has chosen, fit for a line of log: nothing in it can begin another line."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def shown(name: str) -> str:
+    """A name in somebody's certificate, as people are shown it."""
+    return one_line(name if len(name) <= NAME_SHOWN_MAX else f"{name[:NAME_SHOWN_MAX]}...")
+
+
 def common_name(name: x509.Name) -> str:
-    """The common name of a subject or issuer, or its whole RFC 4514 text."""
-    found = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    return str(found[0].value) if found else name.rfc4514_string()
+    """The common name of a subject or issuer, or its whole RFC 4514 text, to be shown."""
+    try:
+        found = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        return shown(str(found[0].value) if found else name.rfc4514_string())
+    except ValueError:
+        return "a name that cannot be read"
 
 
 def alternative_names(certificate: x509.Certificate) -> list[str]:
@@ -31,7 +46,7 @@ def alternative_names(certificate: x509.Certificate) -> list[str]:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    return [str(name.value) for name in names]
+    return [shown(str(name.value)) for name in names]
 
 
 def read_certificates(path: Path) -> list[x509.Certificate]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from sdcpd.transport.h2_hardening import LeakyBucket
+from sdcpd.transport.identity_files import one_line
 from sdcpd.transport.limits import REFUSAL_LINES_BURST, REFUSAL_LINES_PER_S
 
 
@@ -33,4 +34,4 @@ class RefusalLog:
             return
         untold, self._untold = self._untold, 0
         more = f" (and {untold} refusals before it that were not logged)" if untold else ""
-        self._logger.warning("refused %s: %s%s", who, text, more)
+        self._logger.warning("refused %s: %s%s", one_line(who), one_line(text), more)

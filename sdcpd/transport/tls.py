@@ -26,6 +26,7 @@ from sdcpd.transport.identity_files import (
     load_key,
     read_certificates,
     read_revocations,
+    shown,
     uri_names,
 )
 
@@ -166,8 +167,8 @@ def peer_of(ssl_object: ssl.SSLObject, *, address: str = "") -> Peer:
         address=address,
         uris=tuple(value for kind, value in names if kind == "URI"),
         dns=tuple(value for kind, value in names if kind == "DNS"),
-        common_name=next(
-            (value for part in subject for key, value in part if key == "commonName"), ""
+        common_name=shown(
+            next((value for part in subject for key, value in part if key == "commonName"), "")
         ),
         fingerprint=hashlib.sha256(der).hexdigest(),
     )

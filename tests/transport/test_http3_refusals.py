@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,10 +15,8 @@ from unittest.mock import patch
 import pytest
 from aioquic.quic.connection import QuicConnection
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from certs import Leaf
 from sdcpd.transport import quic_tls
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import ConnectFailed, PeerRefused, Request, Response
@@ -74,34 +74,6 @@ async def refusing(kit: CertKit) -> AsyncIterator[Refusing]:
     await server.aclose(grace_s=1)
 
 
-def reissued(
-    kit: CertKit, name: str, *, usage: x509.ObjectIdentifier | None, raw: bytes = b""
-) -> Leaf:
-    """A certificate like the kit's, for another purpose, or with an extension that is no DER."""
-    leaf = kit.leaf("drafter", name)
-    old = x509.load_pem_x509_certificate(leaf.crt_path.read_bytes())
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(old.subject)
-        .issuer_name(old.issuer)
-        .public_key(old.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(old.not_valid_before_utc)
-        .not_valid_after(old.not_valid_after_utc)
-    )
-    for extension in old.extensions:
-        if isinstance(extension.value, x509.ExtendedKeyUsage) and usage is not None:
-            builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), extension.critical)
-        elif isinstance(extension.value, x509.SubjectAlternativeName) and raw:
-            broken = x509.UnrecognizedExtension(extension.oid, raw)
-            builder = builder.add_extension(broken, extension.critical)
-        else:
-            builder = builder.add_extension(extension.value, extension.critical)
-    made = builder.sign(kit.authority.key, hashes.SHA256())
-    leaf.crt_path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    return leaf
-
-
 async def test_who_has_a_certificate_is_served(kit: CertKit, refusing: Refusing) -> None:
     """R-5.1-2: the bare client gets its answer, so the refusals below are refusals."""
     seen = await talk(refusing.port, kit.leaf("drafter", "d0"))
@@ -129,6 +101,38 @@ async def test_a_foreign_authority_is_refused_with_both_names(
     assert '"test.example SDCP CA" sha256 ' in caplog.text
 
 
+FORGED = "evil\nW sdcpd: refused 10.0.0.9: forged\r\x1b[2J"
+
+
+@pytest.mark.parametrize("version", ["h2", "h3"])
+async def test_a_name_begins_no_line_of_the_log(
+    kit: CertKit,
+    foreign: CertKit,
+    refusing: Refusing,
+    caplog: pytest.LogCaptureFixture,
+    version: str,
+) -> None:
+    """Anybody can put anything into a certificate, and need not be let in to be logged."""
+    leaf = foreign.reissued(foreign.leaf("drafter", "dx"), common_name=FORGED)
+    if version == "h3":
+        await talk(refusing.port, leaf)
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(kit.ca)
+        context.load_cert_chain(leaf.crt_path, leaf.key_path)
+        context.set_alpn_protocols(["h2"])
+        opened = asyncio.open_connection(
+            "127.0.0.1", refusing.port, ssl=context, server_hostname="127.0.0.1"
+        )
+        reader, writer = await opened
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+    assert refusing.reasons == ["unknown_ca"]
+    (line,) = [one for one in caplog.messages if "evil" in one]
+    assert line.startswith("refused 127.0.0.1:") and line.isprintable()
+
+
 async def test_dates_purpose_and_form(
     kit: CertKit, refusing: Refusing, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,7 +142,7 @@ async def test_dates_purpose_and_form(
         (kit.leaf("drafter", "old", days=1, now=now - timedelta(days=3)), EXPIRED, "expired"),
         (kit.leaf("drafter", "new", now=now + timedelta(days=1)), EXPIRED, "not_yet_valid"),
         (
-            reissued(kit, "srv", usage=ExtendedKeyUsageOID.SERVER_AUTH),
+            kit.reissued(kit.leaf("drafter", "srv"), usage=ExtendedKeyUsageOID.SERVER_AUTH),
             UNSUPPORTED,
             "wrong_purpose",
         ),
@@ -148,7 +152,8 @@ async def test_dates_purpose_and_form(
         seen = await talk(refusing.port, leaf)
         assert (seen.alert, refusing.served, refusing.reasons) == (alert, 0, [word])
     assert "drafter/old expired" in caplog.text
-    seen = await talk(refusing.port, reissued(kit, "odd", usage=None, raw=b"\x30\x05nope"))
+    odd = kit.reissued(kit.leaf("drafter", "odd"), raw_names=b"\x30\x05nope")
+    seen = await talk(refusing.port, odd)
     assert (seen.alert, refusing.served) == (BAD_CERTIFICATE, 0)
     assert "it cannot be read" in caplog.text
 
@@ -296,7 +301,7 @@ async def test_our_client_refuses_a_certificate_for_another_host_or_purpose(
         leaf = kit.leaf("verifier", "elsewhere", base_uri="https://gpu1:7443/", sans=())
         text = r'is for gpu1, not "127\.0\.0\.1"'
     else:
-        leaf = reissued(kit, "cli", usage=ExtendedKeyUsageOID.CLIENT_AUTH)
+        leaf = kit.reissued(kit.leaf("drafter", "cli"), usage=ExtendedKeyUsageOID.CLIENT_AUTH)
         text = "for another purpose"
     refusing = Refusing()
     server = await refusing.start(TlsIdentity(ca=kit.ca, cert=leaf.crt_path, key=leaf.key_path))

@@ -10,11 +10,9 @@ from h2.utilities import HeaderValidationFlags, validate_headers
 from hpack import Decoder, HPACKError
 
 from sdcpd.transport.h2_fields import fields_of, request_of, response_of
-from sdcpd.transport.hpack_static import NotPlain, read_plain
+from sdcpd.transport.hpack_static import NotPlain, list_bytes, read_plain
 from sdcpd.transport.http import RequestHeaders, ResponseHeaders
-
-_BLOCKS_KEPT = 256
-_BLOCK_KEPT_BYTES_MAX = 512
+from sdcpd.transport.limits import BLOCK_KEPT_LIST_BYTES_MAX, BLOCKS_KEPT_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,8 @@ class BlockReader:
         if event is None:
             return None
         block = Block(event, announced)
-        if len(raw) <= _BLOCK_KEPT_BYTES_MAX:
-            if len(self._kept) >= _BLOCKS_KEPT:
+        if list_bytes(fields) <= BLOCK_KEPT_LIST_BYTES_MAX:
+            if len(self._kept) >= BLOCKS_KEPT_MAX:
                 self._kept.clear()
             self._kept[raw] = block
         return block
@@ -66,7 +64,7 @@ class BlockReader:
         if raw[:1] and raw[0] & 0xE0 == 0x20:
             raise NotPlain("a size update")
         try:
-            return read_plain(raw)
+            return read_plain(raw, list_bytes_max=self._list_bytes_max)
         except NotPlain:
             pass
         try:
@@ -77,8 +75,6 @@ class BlockReader:
     def _event(
         self, fields: Iterable[tuple[bytes, bytes]]
     ) -> RequestHeaders | ResponseHeaders | None:
-        if sum(len(name) + len(value) + 32 for name, value in fields) > self._list_bytes_max:
-            return None
         pseudo, headers = fields_of(fields)
         if not self._client:
             return request_of(0, pseudo, headers)

@@ -32,6 +32,7 @@ from sdcpd.transport.limits import H2Limits
 
 KEEPALIVE_PING = b"sdcpalve"
 LAST_STREAM_ID_MAX = 2**31 - 1
+WINDOW_UPDATES_FREE = 256.0  # kept for a peer that opens its windows late
 
 
 class H2Codec:
@@ -45,7 +46,8 @@ class H2Codec:
         self._idle_frames = LeakyBucket(
             self._limits.idle_frames_burst, self._limits.idle_frames_per_s
         )
-        self._late_frames_seen = 0
+        self._late_frames_seen = self._window_updates_seen = 0
+        self._window_updates_free = WINDOW_UPDATES_FREE
         self._refused_streams = 0
         self._peer_ready = False
         self._peer_going = False
@@ -57,9 +59,13 @@ class H2Codec:
         self, data: bytes | memoryview, *, address: Address | None = None, now: float
     ) -> list[StreamEvent]:
         """Take octets; raises HttpProtocolError and leaves a GOAWAY in `outgoing`."""
-        self.heard(now)
+        self._last_heard = now
+        self._ping_sent = None
+        found: list[StreamEvent] = []
         try:
-            events = self._h2.receive_data(data)
+            self._read(data, found, now)
+        except HttpProtocolError:
+            raise
         except ProtocolError as error:
             raise HttpProtocolError(
                 f"HTTP/2 protocol error: {error}", code=int(error.error_code)
@@ -69,16 +75,12 @@ class H2Codec:
             # was caused by these octets, so it ends this connection and nothing else.
             self.go_away(final=True, code=ResetCode.INTERNAL_ERROR)
             raise HttpProtocolError(f"HTTP/2 octets that h2 cannot take: {error!r}") from error
-        found: list[StreamEvent] = []
-        for event in events:
-            self._translate(event, found, now)
-        self._charge_silent_work(now)
         return found
 
-    def heard(self, now: float) -> None:
-        """The peer is there."""
-        self._last_heard = now
-        self._ping_sent = None
+    def _read(self, data: bytes | memoryview, found: list[StreamEvent], now: float) -> None:
+        for event in self._h2.receive_data(data):
+            self._translate(event, found, now)
+        self._charge_silent_work(now)
 
     def open_stream(self) -> int | None:
         """The next stream id, or None at the peer's limit, after its GOAWAY or out of ids."""
@@ -144,6 +146,8 @@ class H2Codec:
     def outgoing(self, now: float) -> list[Outgoing]:
         """Take everything that is queued to be sent."""
         data = self._h2.data_to_send()
+        earned = self._window_updates_free + len(data) / self._limits.octets_per_window_update
+        self._window_updates_free = min(earned, WINDOW_UPDATES_FREE)
         return [Outgoing(data)] if data else []
 
     def deadline(self) -> float | None:
@@ -192,11 +196,19 @@ class H2Codec:
             raise HttpProtocolError(f"flood of {kind}", code=ResetCode.ENHANCE_YOUR_CALM)
 
     def _charge_silent_work(self, now: float) -> None:
-        """Count what makes work without an event: late DATA frames, and streams we refused."""
-        late = self._h2.late_data_frames - self._late_frames_seen
-        if late:
+        """Count what makes work without an event.
+
+        Frames of streams that have ended, streams that we refused, and window updates beyond those
+        that what we sent has earned.
+        """
+        late = self._h2.late_frames - self._late_frames_seen
+        updates = self._h2.window_updates - self._window_updates_seen
+        if late or updates:
             self._late_frames_seen += late
-            self._charge(self._idle_frames, late, now=now)
+            self._window_updates_seen += updates
+            free = min(updates, int(self._window_updates_free))
+            self._window_updates_free -= free
+            self._charge(self._idle_frames, late + updates - free, now=now)
         if self._refused_streams:
             refused, self._refused_streams = self._refused_streams, 0
             self._charge(self._resets, refused, now=now)

@@ -18,7 +18,6 @@ from sdcpd.transport.h2_codec import H2Codec
 from sdcpd.transport.h2_plain_stream import PlainStream
 from sdcpd.transport.hpack_static import plain_field
 from sdcpd.transport.http import (
-    Address,
     Data,
     End,
     Headers,
@@ -53,22 +52,20 @@ class FastH2Codec(H2Codec):
 
     # ---- in
 
-    def receive(
-        self, data: bytes | memoryview, *, address: Address | None = None, now: float
-    ) -> list[StreamEvent]:
-        """See HttpConnection."""
+    def _read(self, data: bytes | memoryview, found: list[StreamEvent], now: float) -> None:
         if not self._peer_ready:
-            return super().receive(data, now=now)  # the preface
-        self.heard(now)
+            super()._read(data, found, now)  # the preface
+            return
         self._charge_silent_work(now)  # which h2 may not hear of for long
         if self._rest:
             data, self._rest = self._rest + bytes(data), b""
         view = memoryview(data)
-        found: list[StreamEvent] = []
         position, end = 0, len(view)
         while position < end:
             owed = self._owed()
             if owed:
+                # Streams may have begun since the first half of this frame.
+                self._unusual(*self._half_read())
                 stop = min(end, position + owed)
             elif end - position < _FRAME_BYTES:
                 self._rest = bytes(view[position:])
@@ -84,9 +81,8 @@ class FastH2Codec(H2Codec):
                     continue
                 self._unusual(kind, number)
                 stop = min(end, stop)
-            found += super().receive(view[position:stop], now=now)
+            super()._read(view[position:stop], found, now)
             position = stop
-        return found
 
     def _owed(self) -> int:
         """Octets of a frame that h2 has begun to read."""
@@ -96,6 +92,13 @@ class FastH2Codec(H2Codec):
         if len(held) < _FRAME_BYTES:
             return _FRAME_BYTES - len(held)
         return _FRAME_BYTES + int.from_bytes(held[:3], "big") - len(held)
+
+    def _half_read(self) -> tuple[int, int]:
+        """Kind and stream of the frame that h2 has begun; as SETTINGS while they are unknown."""
+        held = self._h2.incoming_buffer._data
+        if len(held) < _FRAME_BYTES:
+            return _SETTINGS, 0
+        return held[3], int.from_bytes(held[5:9], "big") & 0x7FFFFFFF
 
     def _take(
         self, kind: int, flags: int, number: int, body: memoryview, found: list[StreamEvent]
@@ -134,10 +137,12 @@ class FastH2Codec(H2Codec):
     ) -> PlainStream | None:
         """The stream of a request, if it is plain."""
         new = number & 1 and number > self._h2.highest_inbound_stream_id
-        # Above the limit h2 counts: it forgets those that have ended, and has a limit of its own.
-        busy = len(self._fast) + len(self._h2.streams) >= self._limits.streams_max
         event = block.event
-        if not new or busy or not block.fits(self._body_bytes_max, end=end):
+        if not new or not block.fits(self._body_bytes_max, end=end):
+            return None
+        if len(self._fast) + len(self._h2.streams) >= self._limits.streams_max:
+            # Above the limit all are h2's: it forgets those that have ended and counts the others.
+            self._hand_over_all()
             return None
         assert isinstance(event, RequestHeaders), "a server reads requests"
         found.append(
@@ -297,9 +302,12 @@ class FastH2Codec(H2Codec):
     def _unusual(self, kind: int, number: int) -> None:
         """Give h2 what it must know before it sees such a frame."""
         if kind == _SETTINGS:
-            for one in list(self._fast):  # it may change the windows of all
-                self._hand_over(one)
+            self._hand_over_all()  # it may change the windows of all
         else:
+            self._hand_over(number)
+
+    def _hand_over_all(self) -> None:
+        for number in list(self._fast):
             self._hand_over(number)
 
     def _hand_over(self, number: int) -> None:

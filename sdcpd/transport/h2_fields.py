@@ -59,8 +59,9 @@ def request_of(stream_id: int, pseudo: dict[str, str], headers: Headers) -> Requ
 def response_of(stream_id: int, pseudo: dict[str, str], headers: Headers) -> ResponseHeaders:
     """Our event for a response's header section."""
     status = pseudo.get(":status", "")
-    # A status that is no number is the peer's fault; 502 tells the caller so.
-    return ResponseHeaders(stream_id, int(status) if status.isdecimal() else 502, headers)
+    # A status that is no number of three digits is the peer's fault; 502 tells the caller so.
+    sound = len(status) == 3 and status.isascii() and status.isdecimal()
+    return ResponseHeaders(stream_id, int(status) if sound else 502, headers)
 
 
 def request_headers(event: h2.events.RequestReceived) -> RequestHeaders:

@@ -10,7 +10,7 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, Event
 from h2.exceptions import FrameTooLargeError, ProtocolError, StreamClosedError
 from h2.frame_buffer import FrameBuffer
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, RstStreamFrame, WindowUpdateFrame
 
 
 class StrictFrameBuffer(FrameBuffer):
@@ -38,7 +38,8 @@ class DrainingH2(H2Connection):
 
     def __init__(self, config: H2Configuration) -> None:
         super().__init__(config)
-        self.late_data_frames = 0
+        self.late_frames = self.window_updates = 0
+        """Frames of streams that have ended, and all window updates: h2 tells of neither."""
         self._frame_dispatch_table[GoAwayFrame] = self._note_goaway
 
     def send_goaway(self, *, last_stream_id: int, code: int = 0) -> None:
@@ -59,8 +60,19 @@ class DrainingH2(H2Connection):
         self, events: list[Event], exc: StreamClosedError, frame: DataFrame
     ) -> tuple[list[Frame], list[Event]]:
         # Each such frame makes h2 send a RST_STREAM without telling anyone: count them.
-        self.late_data_frames += 1
+        self.late_frames += 1
         return super()._handle_data_on_closed_stream(events, exc, frame)
+
+    def _receive_rst_stream_frame(self, frame: RstStreamFrame) -> tuple[list[Frame], list[Event]]:
+        frames, events = super()._receive_rst_stream_frame(frame)
+        self.late_frames += not events
+        return frames, events
+
+    def _receive_window_update_frame(
+        self, frame: WindowUpdateFrame
+    ) -> tuple[list[Frame], list[Event]]:
+        self.window_updates += 1
+        return super()._receive_window_update_frame(frame)
 
 
 class LeakyBucket:

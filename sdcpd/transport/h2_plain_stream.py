@@ -37,7 +37,8 @@ class PlainStream:
         window.current_window_size -= self.received
         window._bytes_processed = self.consumed
         made.request_method = self.method.encode()
-        made._expected_content_length = 0 if self.method == "HEAD" else self.announced
+        answers_head = client and self.method == "HEAD"
+        made._expected_content_length = 0 if answers_head else self.announced
         made._actual_content_length = self.received
         for step in self._history(client=client):
             made.state_machine.process_input(step)

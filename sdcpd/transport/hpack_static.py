@@ -7,6 +7,7 @@ dynamic entries, size updates) is hpack's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from hpack.table import HeaderTable
@@ -19,6 +20,7 @@ _STATIC = HeaderTable.STATIC_TABLE
 _INDEX_OF_FIELD = {field: index for index, field in enumerate(_STATIC, 1)}
 _INDEX_OF_NAME = {name: index for index, (name, _) in reversed(list(enumerate(_STATIC, 1)))}
 _HUFFMAN = 0x80
+FIELD_OVERHEAD_BYTES = 32
 _LENGTH_OCTETS_MAX = 3  # of a continued integer; more than a block may hold
 
 
@@ -38,12 +40,20 @@ def plain_field(name: str, value: str) -> bytes:
     return head + _integer(len(octets), 7) + octets
 
 
-def read_plain(block: bytes) -> RawFields:
-    """The fields of a block; raises NotPlain."""
+def list_bytes(fields: Iterable[tuple[bytes, bytes]]) -> int:
+    """The size of a header list (RFC 9113 section 6.5.2)."""
+    return sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in fields)
+
+
+def read_plain(block: bytes, *, list_bytes_max: int) -> RawFields:
+    """The fields of a block; raises NotPlain, for too many of them as soon as they are."""
     fields: RawFields = []
     position, end = 0, len(block)
+    fields_max = list_bytes_max // FIELD_OVERHEAD_BYTES
     try:
         while position < end:
+            if len(fields) > fields_max:
+                raise NotPlain("a list that is too large")
             first = block[position]
             if first & 0x80:
                 fields.append(_static(first & 0x7F))
@@ -61,6 +71,8 @@ def read_plain(block: bytes) -> RawFields:
             fields.append((name, value))
     except IndexError as error:
         raise NotPlain("it is cut short") from error
+    if list_bytes(fields) > list_bytes_max:
+        raise NotPlain("a list that is too large")
     return fields
 
 

@@ -47,6 +47,10 @@ REPLY_BACKLOG_BYTES = 1 << 20
 SMALL_BYTES_MAX = 16 << 10
 # Bodies up to this size, announced, go the short way through HTTP/2 (h2_fast.py).
 FAST_BODY_BYTES_MAX = 64 << 10
+# What header blocks of one connection said is kept, since the same ones come again and again; as
+# objects they take a few times their size.
+BLOCKS_KEPT_MAX = 128
+BLOCK_KEPT_LIST_BYTES_MAX = 1 << 10
 # What one turn of the event loop may encrypt and write, so that other connections get theirs.
 SMALL_TURN_BYTES = 256 << 10
 BULK_TURN_BYTES = 64 << 10
@@ -81,6 +85,9 @@ class H2Limits:
     # PING, SETTINGS, PRIORITY, unknown and empty DATA frames cost us work and them nothing.
     idle_frames_burst: int = 2000
     idle_frames_per_s: float = 200.0
+    # Window updates are owed for what we send: two for each frame of the smallest size allowed
+    # would be one in 8 KiB, and clients with small windows send more.
+    octets_per_window_update: int = 2 << 10
     preface_timeout_s: float = 5.0
     # A host that was restarted says so when it is spoken to, one that is cut off never does. While
     # somebody waits for an answer, silence is asked about soon.

@@ -30,6 +30,7 @@ from sdcpd.transport.send_queue import SendQueue
 
 DRAIN_PING = b"sdcpdrn1"
 DRAIN_PING_TIMEOUT_S = 1.0
+LENGTH_DIGITS_MAX = 19
 BODILESS_STATUS = frozenset((204, 304))
 
 
@@ -46,6 +47,7 @@ class _Inbound:
     head: RequestHeaders
     bytes_max: int
     started: float
+    announced: int | None = None
     chunks: list[bytes] = field(default_factory=list)
     size: int = 0
 
@@ -92,8 +94,12 @@ class ServerExchange:
                     self._begin(event, now)
                 case Data():
                     self._collect(event, now)
-                case End() if event.stream_id in self._inbound:
-                    complete.append(self._complete(event.stream_id))
+                case End() if (one := self._inbound.get(event.stream_id)) is not None:
+                    if one.announced is None or one.announced == one.size:
+                        complete.append(self._complete(event.stream_id))
+                    else:  # which the libraries do not see where there is no DATA at all
+                        detail = "the body is not as long as content-length says"
+                        self._refuse(event.stream_id, problem(400, detail), now)
                 case Reset():
                     self._drop(event.stream_id)
                     self._queue.cancel(event.stream_id)
@@ -151,9 +157,11 @@ class ServerExchange:
         one = _Inbound(head, self._body_bytes_max(head.method, path), started=now)
         self._inbound[head.stream_id] = one
         announced = find_header(head.headers, "content-length") or ""
+        if announced.isascii() and announced.isdecimal() and len(announced) < LENGTH_DIGITS_MAX:
+            one.announced = int(announced)
         if not head.target.startswith(("/", "*")):
             self._refuse(head.stream_id, problem(400, "the request has no path"), now)
-        elif announced.isdecimal() and int(announced) > one.bytes_max:
+        elif one.announced is not None and one.announced > one.bytes_max:
             self._refuse_size(head.stream_id, one, now)
 
     def _collect(self, data: Data, now: float) -> None:

@@ -25,8 +25,8 @@ from sdcpd.transport.h2_blocks import BlockReader
 from sdcpd.transport.h2_codec import H2Codec
 from sdcpd.transport.h2_fast import FastH2Codec
 from sdcpd.transport.hpack_static import NotPlain, plain_field, read_plain
-from sdcpd.transport.http import HttpProtocolError, RequestHeaders, ResetCode, StreamGone
-from sdcpd.transport.limits import H2Limits
+from sdcpd.transport.http import End, HttpProtocolError, RequestHeaders, ResetCode, StreamGone
+from sdcpd.transport.limits import BLOCKS_KEPT_MAX, H2Limits
 from tests.kit.http_pair import H2Kind, agree_on_no_table, request_fields
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -388,6 +388,55 @@ def test_nothing_may_stand_within_a_header_block() -> None:
         side.take(DataFrame(1, b"abcde", flags=["END_STREAM"]).serialize())
 
 
+@pytest.mark.parametrize("size", [10, 16_000])
+@pytest.mark.parametrize("cut", [3, 9, 12])
+def test_a_stream_that_begins_within_settings_has_the_new_window(size: int, cut: int) -> None:
+    """The first half of the frame is h2's already when the stream begins."""
+    frame = SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: size}).serialize()
+    side = Side(FastH2Codec, client=True)
+    side.take(frame[:cut])
+    side.codec.send_headers(1, request_fields(), end=False)
+    side.take(frame[cut:])
+    assert side.codec.writable(1) == size
+
+
+def test_a_head_request_with_a_body_keeps_its_length_when_it_is_handed_over() -> None:
+    side = Side(FastH2Codec, client=False)
+    raw = block((":method", "HEAD"), *REQUEST[1:], ("content-length", "10"))
+    side.take(HeadersFrame(1, raw, flags=["END_HEADERS"]).serialize())
+    side.take(DataFrame(1, b"abcde").serialize())
+    side.take(WindowUpdateFrame(1, 5).serialize())
+    side.take(DataFrame(1, b"fghij", flags=["END_STREAM"]).serialize())
+    assert side.said[-1] == End(1)
+
+
+@pytest.mark.parametrize("kind", [FastH2Codec, H2Codec])
+def test_the_limit_of_open_streams_is_twice_what_is_announced(kind: H2Kind) -> None:
+    side = Side(kind, client=False)
+    with pytest.raises(HttpProtocolError, match="Max inbound streams is 6, 6 open"):
+        for number in range(1, 100, 2):
+            side.take(get(number))
+
+
+def test_a_list_that_is_too_large_is_not_read_to_its_end() -> None:
+    """A frame of one-octet fields: h2 stops early, and so does this."""
+    with pytest.raises(NotPlain, match="too large"):
+        read_plain(b"\x82" * 600 + b"\xff", list_bytes_max=16 << 10)
+    long = block(("x", "y" * 17_000))
+    with pytest.raises(NotPlain, match="too large"):
+        read_plain(long, list_bytes_max=16 << 10)
+
+
+def test_what_is_kept_of_blocks_is_bounded() -> None:
+    reader = BlockReader(Decoder(), client=False, header_list_bytes_max=16 << 10)
+    for number in range(2 * BLOCKS_KEPT_MAX):
+        assert reader.read(block(*REQUEST, ("x", str(number))))
+    assert len(reader._kept) <= BLOCKS_KEPT_MAX
+    kept = len(reader._kept)
+    assert reader.read(block(*REQUEST, *((f"x-{n}", "") for n in range(60))))
+    assert len(reader._kept) == kept, "many small fields are much to keep"
+
+
 @given(st.binary(min_size=1, max_size=40))
 def test_no_block_breaks_the_reader(raw: bytes) -> None:
     BlockReader(Decoder(), client=False, header_list_bytes_max=1000).read(raw)
@@ -421,10 +470,13 @@ def test_plain_blocks_mean_the_same_to_hpack(fields: list[tuple[str, str]]) -> N
     decoder = Decoder()
     decoder.header_table.maxsize = 0
     expected = [tuple(one) for one in decoder.decode(raw, raw=True)]
-    assert read_plain(raw) == expected
+    assert read_plain(raw, list_bytes_max=1 << 20) == expected
     for cut in range(len(raw)):
         try:
-            assert read_plain(raw[:cut]) == expected[: len(read_plain(raw[:cut]))]
+            assert (
+                read_plain(raw[:cut], list_bytes_max=1 << 20)
+                == expected[: len(read_plain(raw[:cut], list_bytes_max=1 << 20))]
+            )
         except NotPlain:
             continue
 
@@ -434,4 +486,4 @@ def test_plain_blocks_mean_the_same_to_hpack(fields: list[tuple[str, str]]) -> N
 )
 def test_what_is_not_plain_is_left_to_hpack(raw: bytes) -> None:
     with pytest.raises(NotPlain):
-        read_plain(raw)
+        read_plain(raw, list_bytes_max=1 << 20)

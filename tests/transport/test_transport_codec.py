@@ -254,6 +254,66 @@ def test_flood_of_data_after_our_reset_ends_the_connection() -> None:
             codec.receive(late, now=0.0)
 
 
+def get(number: int) -> bytes:
+    return headers(number, block=GET_FIELDS)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        WindowUpdateFrame(0, 1),
+        WindowUpdateFrame(1, 1),
+        WindowUpdateFrame(3, 1),
+        RstStreamFrame(3, 8),
+    ],
+)
+def test_floods_that_h2_says_nothing_of_end_the_connection(frame: Frame) -> None:
+    """Stream 1 is open, 3 has ended: window updates, and frames of a stream that is no more."""
+    codec = raw_server()
+    codec.receive(get(1) + get(3), now=0.0)
+    codec.send_headers(3, ((":status", "204"),), end=True)
+    with pytest.raises(HttpProtocolError, match="carry nothing"):
+        for _ in range(40):
+            codec.receive(frame.serialize() * 100, now=0.0)
+            codec.outgoing(0.0)
+
+
+def test_window_updates_that_are_owed_are_free() -> None:
+    """A long body in small windows has as many of them as it needs."""
+    codec = raw_server()
+    codec.receive(get(1), now=0.0)
+    codec.send_headers(1, ((":status", "200"),), end=False)
+    both = WindowUpdateFrame(0, 16_384).serialize() + WindowUpdateFrame(1, 16_384).serialize()
+    for _ in range(3000):
+        codec.send_data(1, bytes(16_384), end=False)
+        codec.outgoing(0.0)
+        codec.receive(both, now=0.0)
+
+
+def test_a_length_without_a_body_is_refused() -> None:
+    """RFC 9113 section 8.1.1: nobody gets half a request for a whole one."""
+    pair = ready_pair()
+    fields = request_fields("POST", "/", ("content-length", "5"))
+    stream_id = pair.client.start(fields, b"", now=0.0)
+    pair.move()
+    assert pair.requests == []
+    (outcome,) = pair.outcomes
+    assert outcome.stream_id == stream_id and isinstance(outcome.result, Response)
+    assert outcome.result.status == 400
+
+
+def test_a_status_of_any_length_is_the_servers_fault() -> None:
+    pair = ready_pair()
+    pair.ask()
+    pair.client_codec.outgoing(0.0)
+    answer = b"\x08\x7f" + bytes((0x80 | (5000 - 127) & 0x7F, (5000 - 127) >> 7)) + b"2" * 5000
+    pair.outcomes += pair.client.handle(
+        pair.client_codec.receive(headers(1, block=answer), now=0.0)
+    )
+    result = pair.outcomes[0].result
+    assert isinstance(result, Response) and result.status == 502
+
+
 def test_overlong_frame_is_refused_by_its_header_alone() -> None:
     codec = raw_server()
     with pytest.raises(HttpProtocolError, match="SETTINGS_MAX_FRAME_SIZE"):
@@ -434,7 +494,7 @@ def test_well_framed_garbage_does_not_break_a_client(frames: list[bytes]) -> Non
 @settings(max_examples=60, deadline=None)
 @given(
     st.binary(max_size=5000),
-    st.integers(1, 3000),
+    st.integers(8, 3000),
     st.lists(st.integers(1, 400), min_size=1, max_size=8),
 )
 def test_any_cut_of_the_octets_gives_the_same_request(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from aioquic.asyncio.server import QuicServer
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.connection import QuicConnection
 
 from sdcpd.transport.h2_hardening import LeakyBucket
@@ -33,11 +34,14 @@ class QuicListener(QuicServer):
         identity: TlsIdentity,
         accepted: Callable[[QuicLink], None],
         handshake_timeout_s: float,
+        listener: str,
     ) -> None:
+        """`listener` is the host and port, for stateless resets."""
         self._owner, self._identity, self._accepted = owner, identity, accepted
         self._handshake_timeout_s = handshake_timeout_s
         self._of_certificate = identity.certificate
-        self._reset_tokens = ResetTokens(identity.private_key)
+        self._reset_tokens = ResetTokens(identity.private_key, listener=listener)
+        self._listener = listener
         self._resets = LeakyBucket(STATELESS_RESETS_BURST, STATELESS_RESETS_PER_S)
         self._stopped = False
         super().__init__(
@@ -58,7 +62,7 @@ class QuicListener(QuicServer):
         if self._identity.certificate is not self._of_certificate:
             self._of_certificate = self._identity.certificate
             self._configuration = configuration(self._identity)
-            self._reset_tokens = ResetTokens(self._identity.private_key)
+            self._reset_tokens = ResetTokens(self._identity.private_key, listener=self._listener)
         if not data or (self._stopped and not self._protocols):
             return
         if not data[0] & LONG_HEADER_BIT:
@@ -66,7 +70,14 @@ class QuicListener(QuicServer):
             if connection_id not in self._protocols:
                 self._reset(connection_id, len(data), addr)
                 return
+        elif len(data) < SMALLEST_MAX_DATAGRAM_SIZE and self._is_foreign(data):
+            return  # it would be answered with more than it is (RFC 9000 section 5.2.2)
         super().datagram_received(data, addr)
+
+    def _is_foreign(self, data: bytes) -> bool:
+        """Whether a long header names a version that is none of ours."""
+        version = int.from_bytes(data[1:5], "big")
+        return version not in self._configuration.supported_versions
 
     def _reset(self, connection_id: bytes, received_bytes: int, addr: Any) -> None:
         """Tell a client of an earlier process that its connection is no more."""

@@ -96,6 +96,7 @@ class Server:
                     identity=self._identity,
                     accepted=self.handshake_begins,
                     handshake_timeout_s=self._handshake_timeout_s,
+                    listener=f"{host}:{port}",
                 ),
                 local_addr=(host, port),
             )

@@ -16,7 +16,12 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicFrameType
 from aioquic.quic.packet_builder import QuicPacketBuilder
 
-from sdcpd.transport.limits import PENDING_HANDSHAKES_MAX, H3Limits, PaceLimits
+from sdcpd.transport.limits import (
+    CONNECTIONS_PER_PEER_MAX,
+    PENDING_HANDSHAKES_MAX,
+    H3Limits,
+    PaceLimits,
+)
 from tests.attacks.victim import BIG_BYTES, BODY_BYTES_MAX, Victim, victim
 from tests.kit.certs import CertKit
 from tests.kit.quic import GET, BareClient, Seen, client_configuration
@@ -71,7 +76,13 @@ def pings(client: BareClient) -> None:
     client._quic.send_ping(0)
 
 
-@pytest.mark.parametrize("piece", [rapid_reset, pings])
+def endless_headers(client: BareClient) -> None:
+    """A section of megabytes, refused by what it announces."""
+    stream = client._quic.get_next_available_stream_id()
+    client._quic.send_stream_data(stream, b"\x01\x80\xb7\x1b\x00" + bytes(2000))
+
+
+@pytest.mark.parametrize("piece", [rapid_reset, pings, endless_headers])
 async def test_a_flood_ends_its_connection_and_no_other(
     kit: CertKit, piece: Callable[[BareClient], None]
 ) -> None:
@@ -88,6 +99,19 @@ async def test_a_flood_ends_its_connection_and_no_other(
 
         await server.under(attack)
         assert server.reasons["http_error"] >= 1
+
+
+async def test_connections_of_one_peer_are_bounded(kit: CertKit) -> None:
+    async with victim(kit) as server, contextlib.AsyncExitStack() as held:
+
+        async def attack() -> None:
+            for _ in range(CONNECTIONS_PER_PEER_MAX + 4):
+                client = await held.enter_async_context(bare(server))
+                await client.ping()
+
+        await server.under(attack)
+        assert server.reasons["too_many_connections"] >= 4
+        assert len(server.server._connections) <= CONNECTIONS_PER_PEER_MAX + 2
 
 
 async def test_streams_above_the_limit_end_the_connection(kit: CertKit) -> None:
@@ -149,11 +173,7 @@ async def test_windows_that_stay_shut_are_given_up(kit: CertKit) -> None:
                 async with asyncio.timeout(10):
                     while server.reasons["slow_body"] < seen + 40:
                         await asyncio.sleep(0.05)  # a peer's pace, not a wait
-                held = [
-                    one._exchange._queue.buffered_bytes  # type: ignore[union-attr]
-                    for one in server.server._connections.values()
-                ]
-                assert sum(held) < BIG_BYTES
+                assert server.unsent_bytes < BIG_BYTES
 
         await server.under(attack)
 

@@ -37,6 +37,12 @@ class Victim:
     reasons: Counter[str] = field(default_factory=Counter)
     served: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Of answers that wait for somebody who does not take them."""
+        exchanges = (one._exchange for one in self.server._connections.values())
+        return sum(one._queue.buffered_bytes for one in exchanges if one is not None)
+
     async def under(self, attack: Callable[[], Awaitable[None]]) -> None:
         """Attack again and again until the honest clients have been served so often."""
         async with asyncio.timeout(60), honest(self):

@@ -15,8 +15,8 @@ from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import PeerRefused, Response
 from sdcpd.transport.limits import REFUSAL_LINES_BURST
 from sdcpd.transport.refusal_log import RefusalLog
-from sdcpd.transport.server import Server
 from tests.kit.certs import CertKit
+from tests.kit.serving import serving
 
 Version = Literal["h2", "h3"]
 
@@ -40,21 +40,13 @@ async def test_r_5_1_a_drafter_that_asks_what_is_the_routers_to_ask(
     route = Route("POST", "sessions", handle, roles=("router",), body=False)
     listener = Listener("https://127.0.0.1", [route], peers=PeerTable("test.example"))
     listener.refusals = RefusalLog(logging.getLogger("sdcpd"), lambda word: counted.update((word,)))
-    server = Server(
-        listener.handle,
-        identity=kit.identity("verifier", "v0"),
-        host="127.0.0.1",
-        port=0,
-        body_bytes_max=100,
-        http3=True,
-    )
-    uri = f"https://127.0.0.1:{await server.start()}/sessions"
-    drafter = HttpClient(kit.identity("drafter", "d0"), transport=version)
-    router = HttpClient(kit.identity("router", "r0"), transport=version)
-    refused, served = await drafter.request("POST", uri), await router.request("POST", uri)
-    for one in (drafter, router):
-        await one.aclose()
-    await server.aclose(1)
+    async with serving(kit, listener.handle) as (_, port):
+        uri = f"https://127.0.0.1:{port}/sessions"
+        drafter = HttpClient(kit.identity("drafter", "d0"), transport=version)
+        router = HttpClient(kit.identity("router", "r0"), transport=version)
+        refused, served = await drafter.request("POST", uri), await router.request("POST", uri)
+        for one in (drafter, router):
+            await one.aclose()
     assert refused.status == 403 and served.status == 204 and len(handled) == 1
     assert refused.header("content-type") == "application/problem+json"
     detail = "this needs the role router; you are drafter/d0"
@@ -74,24 +66,15 @@ async def test_a_server_without_a_role_of_the_cluster_gets_no_request(
         handled.append(request)
         return Response(204)
 
-    server = Server(
-        handle,
-        identity=kit.identity("verifier", "v0"),
-        host="127.0.0.1",
-        port=0,
-        body_bytes_max=100,
-        http3=True,
-    )
-    port = await server.start()
-    client = HttpClient(
-        kit.identity("drafter", "d0"),
-        transport=version,
-        check_peer=PeerTable("other.example").check_server,
-    )
-    with pytest.raises(PeerRefused, match="without a role of this cluster"):
-        await client.request("GET", f"https://127.0.0.1:{port}/")
-    await client.aclose()
-    await server.aclose(1)
+    async with serving(kit, handle) as (_, port):
+        client = HttpClient(
+            kit.identity("drafter", "d0"),
+            transport=version,
+            check_peer=PeerTable("other.example").check_server,
+        )
+        with pytest.raises(PeerRefused, match="without a role of this cluster"):
+            await client.request("GET", f"https://127.0.0.1:{port}/")
+        await client.aclose()
     assert not handled
 
 

@@ -15,9 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sdcpd.transport.client import HttpClient, Transport
 from sdcpd.transport.http import ConnectionLost, Request, Response
 from sdcpd.transport.limits import STATELESS_RESETS_BURST
+from sdcpd.transport.quic_link import QuicLink
 from sdcpd.transport.quic_reset import TOKEN_BYTES, ResetTokens
-from sdcpd.transport.server import Server
 from tests.kit.certs import CertKit
+from tests.kit.serving import serving
 
 # A server that answers nothing, in a process of its own.
 SILENT = """
@@ -83,6 +84,10 @@ async def test_a_killed_server_ends_the_requests_that_wait_for_it(
         assert "silent" not in str(lost.value), "it was told, not given up"
 
 
+async def no_content(request: Request) -> Response:
+    return Response(204)
+
+
 async def test_a_server_that_knows_nothing_of_a_connection_says_so(kit: CertKit) -> None:
     """RFC 9000 section 10.3, as after a restart: all that it has is the connection's token."""
 
@@ -93,16 +98,8 @@ async def test_a_server_that_knows_nothing_of_a_connection_says_so(kit: CertKit)
         return Response(204)
 
     asked = asyncio.Event()
-    server = Server(
-        handle,
-        identity=kit.identity("verifier", "v0"),
-        host="127.0.0.1",
-        port=0,
-        body_bytes_max=100,
-        http3=True,
-    )
-    uri = f"https://127.0.0.1:{await server.start()}"
-    async with talking(kit, "h3") as client:
+    async with serving(kit, handle, grace_s=0) as (server, port), talking(kit, "h3") as client:
+        uri = f"https://127.0.0.1:{port}"
         waiting = asyncio.ensure_future(client.request("GET", f"{uri}/silent", timeout_s=60))
         await asked.wait()
         assert server._quic is not None
@@ -111,76 +108,89 @@ async def test_a_server_that_knows_nothing_of_a_connection_says_so(kit: CertKit)
         with pytest.raises(ConnectionLost, match="it was restarted"):
             await waiting
         assert (await client.request("GET", f"{uri}/")).status == 204
-    await server.aclose(0)
 
 
 async def test_others_cannot_end_a_connection(kit: CertKit) -> None:
     """Noise of the right form changes nothing, whoever sends it."""
-
-    async def handle(request: Request) -> Response:
-        return Response(204)
-
-    server = Server(
-        handle,
-        identity=kit.identity("verifier", "v0"),
-        host="127.0.0.1",
-        port=0,
-        body_bytes_max=100,
-        http3=True,
-    )
-    port = await server.start()
-    async with talking(kit, "h3") as client:
+    async with serving(kit, no_content) as (_, port), talking(kit, "h3") as client:
         uri = f"https://127.0.0.1:{port}/"
         await client.request("GET", uri)
         (connection,) = client._connections
         link = connection._link
-        assert link is not None
-        forged = ResetTokens(ec.generate_private_key(ec.SECP256R1()))
-        for one in link._quic._peer_cid_available:  # type: ignore[attr-defined]
+        assert isinstance(link, QuicLink)
+        forged = ResetTokens(ec.generate_private_key(ec.SECP256R1()), listener="127.0.0.1:1")
+        for one in link._quic._peer_cid_available:
             packet = forged.packet(one.cid, received_bytes=1200)
-            link.datagram_received(packet, ("127.0.0.1", port))  # type: ignore[attr-defined]
-        link.datagram_received(b"", ("127.0.0.1", port))  # type: ignore[attr-defined]
+            assert packet is not None
+            link.datagram_received(packet, ("127.0.0.1", port))
+        link.datagram_received(b"", ("127.0.0.1", port))
         await client.request("GET", uri)
         assert set(client._connections) == {connection}
-    await server.aclose(1)
+
+
+async def test_servers_of_one_certificate_do_not_end_each_others_connections(kit: CertKit) -> None:
+    """RFC 9000 section 21.11: one that is asked about a connection of the other says nothing of use."""
+    async with (
+        serving(kit, no_content) as (_, port),
+        serving(kit, no_content) as (_, other),
+        talking(kit, "h3") as client,
+    ):
+        uri = f"https://127.0.0.1:{port}/"
+        await client.request("GET", uri)
+        (connection,) = client._connections
+        link = connection._link
+        assert isinstance(link, QuicLink)
+        for one in (link._quic._peer_cid, *link._quic._peer_cid_available):
+            (answer,) = await answers(other, [b"\x40" + one.cid + bytes(60)])
+            link.datagram_received(answer, ("127.0.0.1", port))
+        await client.request("GET", uri)
+        assert set(client._connections) == {connection}
+
+
+async def answers(port: int, datagrams: list[bytes]) -> list[bytes]:
+    """What a server sends back until it is silent."""
+    loop = asyncio.get_running_loop()
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.connect(("127.0.0.1", port))
+        for one in datagrams:
+            await loop.sock_sendall(sender, one)
+        while True:
+            try:
+                found.append(await asyncio.wait_for(loop.sock_recv(sender, 2000), 0.3))
+            except TimeoutError:
+                return found
 
 
 async def test_unknown_datagrams_are_answered_with_less_and_not_for_ever(kit: CertKit) -> None:
     """A reset is shorter than what it answers, and a flood of them is bounded."""
+    asked = [
+        b"\x40" + number.to_bytes(8, "big") + bytes(30)
+        for number in range(STATELESS_RESETS_BURST + 50)
+    ]
+    async with serving(kit, no_content) as (_, port):
+        found = await answers(port, asked)
+    assert 1 <= len(found) <= STATELESS_RESETS_BURST + 25
+    assert {len(one) for one in found} == {38}
 
-    async def handle(request: Request) -> Response:
-        return Response(204)
 
-    server = Server(
-        handle,
-        identity=kit.identity("verifier", "v0"),
-        host="127.0.0.1",
-        port=0,
-        body_bytes_max=100,
-        http3=True,
-    )
-    port = await server.start()
-    loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.setblocking(False)
-        sender.connect(("127.0.0.1", port))
-        answers = []
-        for number in range(STATELESS_RESETS_BURST + 50):
-            await loop.sock_sendall(sender, b"\x40" + number.to_bytes(8, "big") + bytes(30))
-        await loop.sock_sendall(sender, bytes((0xC0,)) + bytes(1199))  # version 0: no answer
-        while True:
-            try:
-                answers.append(await asyncio.wait_for(loop.sock_recv(sender, 2000), 0.5))
-            except TimeoutError:
-                break
-    await server.aclose(1)
-    assert 1 <= len(answers) <= STATELESS_RESETS_BURST + 25
-    assert {len(one) for one in answers} == {38}
+async def test_a_version_that_nobody_speaks_is_answered_only_where_that_is_less(
+    kit: CertKit,
+) -> None:
+    """RFC 9000 section 5.2.2: nobody gets more octets sent to another than they send."""
+    header = b"\xc0" + b"\x1a\x2a\x3a\x4a" + b"\x01a\x01b"
+    async with serving(kit, no_content) as (_, port):
+        assert await answers(port, [header, header + bytes(900)]) == []
+        (answer,) = await answers(port, [header + bytes(1200)])
+    assert answer[1:5] == bytes(4), "a version negotiation"
 
 
 def test_a_token_outlives_the_process_and_differs_by_connection() -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    first, second = ResetTokens(key), ResetTokens(key)
+    first, second = (ResetTokens(key, listener="10.0.0.1:7443") for _ in range(2))
+    elsewhere = ResetTokens(key, listener="10.0.0.1:7444")
+    assert elsewhere.of(b"a" * 8) != first.of(b"a" * 8)
     assert first.of(b"a" * 8) == second.of(b"a" * 8) != first.of(b"b" * 8)
     packet = second.packet(b"a" * 8, received_bytes=1200)
     assert packet is not None and packet[-TOKEN_BYTES:] == first.of(b"a" * 8)

@@ -162,6 +162,20 @@ def test_body_over_its_limit_is_413_and_the_rest_is_dropped() -> None:
     assert pair.client_codec.open_stream() == 7
 
 
+def test_bodies_that_are_too_many_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdcpd.transport.server_exchange.BUFFERED_BYTES_MAX", 1000)
+    pair = ready_pair()
+    for stream_id in (1, 3):
+        pair.client_codec.send_headers(stream_id, request_fields(), end=False)
+        pair.client_codec.send_data(stream_id, bytes(600), end=False)
+    pair.to_server()
+    assert pair.server.refusals == ["too_many_bytes"]
+    pair.client_codec.send_headers(5, request_fields(), end=True)
+    pair.client_codec.send_data(1, b"", end=True)
+    pair.move()
+    assert {incoming.stream_id for incoming in pair.requests} == {1, 5}
+
+
 def test_announced_body_over_its_limit_is_413_before_any_octet() -> None:
     pair = ready_pair(body_bytes_max=lambda _method, _path: 10)
     fields = request_fields("PUT", "/", ("content-length", "999999"))

@@ -5,90 +5,39 @@ Every test runs with h2 alone and with the short way beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hyperframe.frame import (
     DataFrame,
     Frame,
-    GoAwayFrame,
     HeadersFrame,
     PingFrame,
-    PriorityFrame,
     RstStreamFrame,
-    SettingsFrame,
-    WindowUpdateFrame,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdcpd.transport.client_exchange import NotProcessed
 from sdcpd.transport.h2_codec import H2Codec
-from sdcpd.transport.h2_fast import FastH2Codec
 from sdcpd.transport.http import (
     ConnectionLost,
     GoAway,
     HttpProtocolError,
     RequestHeaders,
-    Reset,
-    ResetCode,
     Response,
     StreamGone,
 )
 from sdcpd.transport.limits import H2Limits, PaceLimits
 from sdcpd.transport.tuning import silence_frame_text
-from tests.kit.http_pair import H2Kind, HttpPair, agree_on_no_table, request_fields
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-GET_FIELDS = b"\x82\x87\x84\x41\x01x"  # GET, https, /, authority "x" as HPACK.
-
-
-kinds: list[H2Kind] = []
-"""The one under test."""
-
-
-@pytest.fixture(autouse=True, scope="module", params=[H2Codec, FastH2Codec])
-def kind(request: pytest.FixtureRequest) -> Iterator[None]:
-    kinds.append(request.param)
-    yield
-    kinds.clear()
-
-
-def ready_pair(**options: object) -> HttpPair:
-    pair = HttpPair(kind=kinds[0], **options)  # type: ignore[arg-type]
-    pair.move()
-    agree_on_no_table(pair.client_codec, pair.server_codec)
-    assert pair.client.ready
-    return pair
-
-
-def raw_server(**limits: float) -> H2Codec:
-    """A server codec that has seen a client's preface and SETTINGS."""
-    codec = kinds[0](client=False, now=0.0, limits=H2Limits(**limits))  # type: ignore[arg-type]
-    codec.receive(PREFACE + SettingsFrame(0).serialize(), now=0.0)
-    agree_on_no_table(codec)
-    codec.outgoing(0.0)
-    return codec
-
-
-def headers(stream_id: int, *, end: bool = True, block: bytes = GET_FIELDS) -> bytes:
-    flags = ["END_HEADERS", "END_STREAM"] if end else ["END_HEADERS"]
-    return HeadersFrame(stream_id, block, flags=flags).serialize()
-
-
-def frames_in(codec: H2Codec) -> list[Frame]:
-    data = b"".join(one.data for one in codec.outgoing(0.0))
-    found: list[Frame] = []
-    while data:
-        frame, size = Frame.parse_frame_header(memoryview(data[:9]))
-        frame.parse_body(memoryview(data[9 : 9 + size]))
-        found.append(frame)
-        data = data[9 + size :]
-    return found
-
-
-def last_goaway(codec: H2Codec) -> int:
-    return [frame for frame in frames_in(codec) if isinstance(frame, GoAwayFrame)][-1].error_code
+from tests.kit.h2_kinds import (
+    PREFACE,
+    frames_in,
+    headers,
+    kinds,
+    raw_server,
+    ready_pair,
+)
+from tests.kit.h2_kinds import kind as kind
+from tests.kit.http_pair import request_fields
 
 
 def test_request_and_response_in_memory() -> None:
@@ -213,97 +162,6 @@ def test_client_does_not_open_more_streams_than_the_server_allows() -> None:
     assert pair.client.start(request_fields(), b"", now=0.0) is None
 
 
-def test_rapid_reset_flood_ends_the_connection_with_enhance_your_calm() -> None:
-    codec = raw_server()
-    with pytest.raises(HttpProtocolError, match="flood of resets") as failed:
-        for number in range(1, 1000, 2):
-            codec.receive(headers(number) + RstStreamFrame(number, 8).serialize(), now=0.0)
-    assert failed.value.code == ResetCode.ENHANCE_YOUR_CALM
-    assert last_goaway(codec) == ResetCode.ENHANCE_YOUR_CALM
-
-
-def test_made_you_reset_counts_the_same() -> None:
-    codec = raw_server()
-    overflow = 2**31 - 1
-    with pytest.raises(HttpProtocolError, match="flood of resets"):
-        for number in range(1, 1000, 2):
-            codec.receive(
-                headers(number) + WindowUpdateFrame(number, overflow).serialize(), now=0.0
-            )
-
-
-def test_resets_at_a_human_pace_are_forgiven() -> None:
-    codec = raw_server()
-    for step in range(1000):
-        number = 2 * step + 1
-        events = codec.receive(
-            headers(number) + RstStreamFrame(number, 8).serialize(), now=step * 0.1
-        )
-        assert isinstance(events[-1], Reset)
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        PingFrame(0, b"12345678"),
-        SettingsFrame(0),
-        PriorityFrame(1, depends_on=0, stream_weight=1),
-    ],
-)
-def test_floods_of_frames_that_carry_nothing_end_the_connection(frame: Frame) -> None:
-    codec = raw_server()
-    with pytest.raises(HttpProtocolError, match="carry nothing"):
-        for _ in range(30):
-            codec.receive(frame.serialize() * 100, now=0.0)
-            codec.outgoing(0.0)
-
-
-def test_flood_of_data_after_our_reset_ends_the_connection() -> None:
-    codec = raw_server()
-    codec.receive(headers(1, end=False), now=0.0)
-    codec.reset(1, ResetCode.CANCEL)
-    late = DataFrame(1, b"x").serialize() * 100
-    with pytest.raises(HttpProtocolError, match="carry nothing"):
-        for _ in range(30):
-            codec.receive(late, now=0.0)
-
-
-def get(number: int) -> bytes:
-    return headers(number, block=GET_FIELDS)
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        WindowUpdateFrame(0, 1),
-        WindowUpdateFrame(1, 1),
-        WindowUpdateFrame(3, 1),
-        RstStreamFrame(3, 8),
-    ],
-)
-def test_floods_that_h2_says_nothing_of_end_the_connection(frame: Frame) -> None:
-    """Stream 1 is open, 3 has ended: window updates, and frames of a stream that is no more."""
-    codec = raw_server()
-    codec.receive(get(1) + get(3), now=0.0)
-    codec.send_headers(3, ((":status", "204"),), end=True)
-    with pytest.raises(HttpProtocolError, match="carry nothing"):
-        for _ in range(40):
-            codec.receive(frame.serialize() * 100, now=0.0)
-            codec.outgoing(0.0)
-
-
-def test_window_updates_that_are_owed_are_free() -> None:
-    """A long body in small windows has as many of them as it needs."""
-    codec = raw_server()
-    codec.receive(get(1), now=0.0)
-    codec.send_headers(1, ((":status", "200"),), end=False)
-    both = WindowUpdateFrame(0, 16_384).serialize() + WindowUpdateFrame(1, 16_384).serialize()
-    for _ in range(3000):
-        codec.send_data(1, bytes(16_384), end=False)
-        codec.outgoing(0.0)
-        codec.receive(both, now=0.0)
-
-
 def test_a_length_without_a_body_is_refused() -> None:
     """RFC 9113 section 8.1.1: nobody gets half a request for a whole one."""
     pair = ready_pair()
@@ -326,28 +184,6 @@ def test_a_status_of_any_length_is_the_servers_fault() -> None:
     )
     result = pair.outcomes[0].result
     assert isinstance(result, Response) and result.status == 502
-
-
-def test_overlong_frame_is_refused_by_its_header_alone() -> None:
-    codec = raw_server()
-    with pytest.raises(HttpProtocolError, match="SETTINGS_MAX_FRAME_SIZE"):
-        codec.receive((65537).to_bytes(3, "big") + b"\x00\x00" + (1).to_bytes(4, "big"), now=0.0)
-    assert last_goaway(codec) == 6
-
-
-def test_header_list_over_its_limit_ends_the_connection() -> None:
-    codec = raw_server()
-    field = b"\x00\x01a\x7f\x81\x1f" + b"v" * 4096
-    with pytest.raises(HttpProtocolError):
-        codec.receive(headers(1, block=GET_FIELDS + field * 5), now=0.0)
-
-
-def test_continuation_flood_is_cut_before_megabytes() -> None:
-    codec = raw_server()
-    codec.receive(HeadersFrame(1, GET_FIELDS).serialize(), now=0.0)
-    piece = (60_000).to_bytes(3, "big") + b"\x09\x00" + (1).to_bytes(4, "big") + bytes(60_000)
-    with pytest.raises(HttpProtocolError, match="header block too long"):
-        codec.receive(piece * 3, now=0.0)
 
 
 def test_keepalive_pings_a_silent_peer_and_gives_up_when_it_stays_silent() -> None:

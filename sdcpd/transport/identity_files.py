@@ -11,24 +11,14 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
+from sdcpd.transport.shown import shown
+
 # The owner may do anything and the service's group may read; all else is refused.
 KEY_MODE_FORBIDDEN = 0o037
-
-NAME_SHOWN_MAX = 120  # characters
 
 
 class IdentityError(Exception):
     """Our own certificate files cannot be used; the text says which file, why and what to do."""
-
-
-def one_line(text: str) -> str:
-    """What a peer has chosen, fit for a line of log: nothing in it can begin another line."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
-
-
-def shown(name: str) -> str:
-    """A name in somebody's certificate, as people are shown it."""
-    return one_line(name if len(name) <= NAME_SHOWN_MAX else f"{name[:NAME_SHOWN_MAX]}...")
 
 
 def common_name(name: x509.Name) -> str:

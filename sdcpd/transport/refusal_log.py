@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from sdcpd.transport.h2_hardening import LeakyBucket
-from sdcpd.transport.identity_files import one_line
 from sdcpd.transport.limits import REFUSAL_LINES_BURST, REFUSAL_LINES_PER_S
+from sdcpd.transport.shown import one_line
 
 
 class RefusalLog:

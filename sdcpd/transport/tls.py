@@ -26,9 +26,9 @@ from sdcpd.transport.identity_files import (
     load_key,
     read_certificates,
     read_revocations,
-    shown,
     uri_names,
 )
+from sdcpd.transport.shown import shown
 
 ALPN = "h2"
 _CERTIFICATE_MESSAGE = 11

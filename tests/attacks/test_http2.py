@@ -114,7 +114,7 @@ async def test_a_flood_ends_its_connection_and_no_other(
 
         async def attack() -> None:
             async with server.octets() as (reader, writer):
-                for number in range(1, 1600, 2):
+                for number in range(1, 700, 2):
                     writer.write(piece(number))
                 assert await reader.read(), "its last words: a GOAWAY"
 

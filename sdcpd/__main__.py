@@ -143,6 +143,13 @@ def _run(config: Config, wanted: Sequence[Wanted]) -> int:
     show_default=True,
     help="of the API, which --once does not open",
 )
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "h2", "h3"]),
+    default="auto",
+    show_default=True,
+    help="between the instances; auto is HTTP/2 unless it is unreachable",
+)
 @click.option("--keep", type=click.Path(path_type=Path), help="keep certificates and logs there")
 def dev(
     *,
@@ -156,6 +163,7 @@ def dev(
     drafters: tuple[str, ...],
     verifiers: int,
     port: int,
+    transport: str,
     keep: Path | None,
 ) -> None:
     """Run a router, verifiers and drafters on this machine, over real mutual TLS."""
@@ -172,6 +180,7 @@ def dev(
         drafters=drafters,
         verifiers=verifiers,
         port=None if once else port,
+        transport=transport,
         keep=keep,
     )
     request = OnceRequest(prompt, max_tokens, temperature, seed, as_json) if once else None

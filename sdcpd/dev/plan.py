@@ -25,6 +25,7 @@ class DevOptions:
     drafters: tuple[str, ...] = ()
     verifiers: int = 1
     port: int | None = 8000
+    transport: str = "auto"
     keep: Path | None = None
 
     @property
@@ -123,6 +124,7 @@ def _config(
         "[node]",
         f"name = {_text(plan.name)}",
         f"trust_domain = {_text(TRUST_DOMAIN)}",
+        f"transport = {_text(options.transport)}",
         "[tls]",
         f"ca = {_text(directory / 'pki' / 'ca.crt')}",
         f"cert = {_text(plan.cert)}",

@@ -1,4 +1,7 @@
-"""Three processes, three files, certificates from `sdcpctl`: the README's way, as a person goes it."""
+"""Three processes, three files, certificates from `sdcpctl`: the README's way, as a person goes it.
+
+Once with what is the default between them, which is HTTP/2, and once over HTTP/3 alone (R-5.1-2, D-H8).
+"""
 
 from __future__ import annotations
 
@@ -6,131 +9,29 @@ import asyncio
 import http.client
 import json
 import re
-import shutil
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sdcpd.admin_client import ask
 from sdcpd.dev.plan import free_ports
-from sdcpd.protocol.commit_log import decode_log, read_log
-from sdcpd.transport.client import HttpClient
-from sdcpd.transport.tls import TlsIdentity
-from tests.kit.by_hand import Sdcpd, sdcpctl, tls_lines, wait_until, write_config, write_model
+from tests.kit.by_hand import Sdcpd, sdcpctl, tls_lines, wait_until
+from tests.kit.by_hand_site import Site, running_site
 
-LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} [DIWE] sdcpd[.a-z0-9_]*: \S")
 PROMPT = "once upon a time "
 TOKENS = 24
 
 
-@dataclass
-class Site:
-    """A folder with a model, certificates and files, and what runs from it."""
-
-    directory: Path
-    model: Path
-    ports: dict[str, int]
-    tls: list[str] = field(default_factory=list)
-    running: dict[str, Sdcpd] = field(default_factory=dict)
-
-    def base(self, role: str) -> str:
-        return f"https://127.0.0.1:{self.ports[role]}/"
-
-    @property
-    def pki(self) -> Path:
-        return self.directory / "sdcpd-pki"
-
-    @property
-    def router_socket(self) -> Path:
-        return self.directory / "router-r0.sock"
-
-    def section(self, role: str, port: str) -> list[str]:
-        lines = [f"[{role}]", f'listen = "127.0.0.1:{self.ports[port]}"']
-        lines.append(f'base_uri = "{self.base(port)}"')
-        if role == "router":
-            return [*lines, f'model = "{self.model}"']
-        lines.append(f'router = "{self.base("router")}"')
-        if role == "verifier":
-            lines += ["enforcing_logs = true", "[verifier.model]", f'path = "{self.model}"']
-            return [*lines, 'dtype = "float32"', "threads = 1"]
-        return [*lines, 'kind = "ngram"']
-
-    def config(self, name: str, *sections: str, tls: list[str] | None = None) -> Path:
-        admin = ["[admin]", f'socket = "{self.directory}/{{instance}}.sock"']
-        mlc = ["[mlc]", f'log_path = "{self.directory}/{name}.logs"', 'log_size = "64MiB"']
-        return write_config(
-            self.directory / f"{name}.toml", [*(tls or self.tls), *admin, *mlc, *sections]
-        )
-
-    def start(self, role: str, config: Path, **options: bool) -> Sdcpd:
-        self.running[role] = Sdcpd(self.directory, role, config=config, **options)
-        return self.running[role]
-
-    def states(self) -> dict[str, str]:
-        """State of each instance in the router's eyes, by base URI."""
-        answer = ask(self.router_socket, "GET", "/status")
-        return {one["base_uri"]: one["state"] for one in answer["instances"]}
-
-    async def committed(self, session: str) -> tuple[int, ...]:
-        """What the session's commit log holds, read as a verifier reads it."""
-        crt = self.pki / "verifier.v0.crt"
-        client = HttpClient(
-            TlsIdentity(ca=self.pki / "ca.crt", cert=crt, key=crt.with_suffix(".key"))
-        )
-        response = await client.request("GET", f"{self.base('router')}logs/{session}")
-        await client.aclose()
-        return read_log(decode_log(response.body)).tokens
-
-    def stop(self) -> None:
-        """The router last; each process must end in order, with lines in its log and nothing else."""
-        for role in sorted(self.running, key=lambda one: one.startswith("router")):
-            process = self.running[role]
-            assert process.stop() == 0, process.log
-            assert process.notified[-1] == "STOPPING=1"
-            for line in process.log.splitlines():
-                assert LINE.match(line), line
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=["auto", "h3"])
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("hand")
-    names = ("router", "verifier", "drafter", "d1", "foreign", "api", "free")
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
-    site = Site(directory, write_model(directory / "target"), ports)
-    made = sdcpctl(
-        *("certs", "init", "--trust-domain", "by.hand"),
-        f"router/r0={site.base('router')}",
-        f"verifier/v0={site.base('verifier')}",
-        f"drafter/d0={site.base('drafter')}",
-        cwd=directory,
-    )
-    assert made.returncode == 0, made.stderr
-    site.tls = tls_lines(made.stdout)
-    api = ["[api]", f'listen = "127.0.0.1:{ports["api"]}"']
-    router = site.config("router", *site.section("router", "router"), *api)
-    verifier = site.config("verifier", *site.section("verifier", "verifier"))
-    drafter = site.config("drafter", *site.section("drafter", "drafter"))
-    try:
-        site.start("router-r0", router, refuse_executable_memory=True)
-        site.start("verifier-v0", verifier)
-        site.start("drafter-d0", drafter)
-        for process in site.running.values():
-            process.wait_notified("READY=1")
-        wait_until(lambda: list(site.states().values()) == ["ready"] * 2, "both report")
+    with running_site(directory, transport=request.param) as site:
         yield site
-        site.stop()
-    finally:
-        for process in site.running.values():
-            process.process.kill()
-            process.process.wait()
 
 
 def complete(port: int, prompt: str) -> dict[str, Any]:
@@ -285,6 +186,7 @@ def test_a_verifier_of_a_foreign_authority(site: Site) -> None:
     assert "sdcpctl certs issue" in told[0]
 
 
+@pytest.mark.parametrize("site", ["auto"], indirect=True)
 def test_three_roles_in_one_process_give_the_same_text(site: Site) -> None:
     directory = site.directory / "one"
     directory.mkdir()
@@ -311,124 +213,3 @@ def test_three_roles_in_one_process_give_the_same_text(site: Site) -> None:
     expected = ask(site.router_socket, "POST", "/generate", body)
     assert generated["tokens"] == expected["tokens"]
     assert not process.log.count(" W "), process.log
-
-
-def test_a_cluster_that_calls_over_http_3_alone_gives_the_same_text(site: Site) -> None:
-    """R-5.1-2, D-H8: processes of their own, QUIC between them, certificates on both sides."""
-    directory = site.directory / "h3"
-    directory.mkdir()
-    names = ("router", "verifier", "drafter")
-    quic = Site(directory, site.model, dict(zip(names, free_ports(3), strict=True)))
-    specs = [f"{role}/q0={quic.base(role)}" for role in names]
-    made = sdcpctl("certs", "init", "--trust-domain", "by.hand", *specs, cwd=directory)
-    assert made.returncode == 0, made.stderr
-    quic.tls = tls_lines(made.stdout)
-    node = quic.tls.index("[node]")
-    quic.tls[node + 1 : node + 1] = ['transport = "h3"']
-    try:
-        for role in names:
-            quic.start(f"{role}-q0", quic.config(role, *quic.section(role, role)))
-        for process in quic.running.values():
-            process.wait_notified("READY=1")
-        socket_path = directory / "router-q0.sock"
-        wait_until(lambda: len(ask(socket_path, "GET", "/status")["instances"]) == 2, "both report")
-        body = {"prompt": PROMPT, "max_tokens": TOKENS}
-        generated = ask(socket_path, "POST", "/generate", body)
-        assert generated["rounds"] > 0
-        quic.stop()
-    finally:
-        for process in quic.running.values():
-            process.process.kill()
-            process.process.wait()
-    assert generated["tokens"] == ask(site.router_socket, "POST", "/generate", body)["tokens"]
-
-
-# ---- what does not start
-
-
-def last_line(site: Site, *roles: str, config: Path, status: int) -> str:
-    """The one line that tells why, after nothing but information."""
-    process = Sdcpd(site.directory, *roles, config=config)
-    assert process.end() == status, process.log
-    *before, line = process.log.splitlines()
-    assert not [one for one in before if " I " not in one], process.log
-    assert LINE.match(line) and " E sdcpd: " in line
-    return line.split(" E sdcpd: ")[1]
-
-
-def free_router(site: Site, name: str, *more: str, tls: list[str] | None = None) -> Path:
-    return site.config(name, *site.section("router", "free"), *more, tls=tls)
-
-
-def test_a_missing_certificate(site: Site) -> None:
-    said = last_line(site, "router-r7", config=free_router(site, "r7"), status=78)
-    assert said.startswith(f"router r7: {site.pki}/router.r7.crt cannot be read")
-    assert "put it there, or name another in [tls]" in said
-
-
-def test_a_key_that_others_can_read(site: Site) -> None:
-    pki = site.directory / "open"
-    shutil.copytree(site.pki, pki)
-    key = pki / "router.r0.key"
-    key.chmod(0o644)
-    tls = [line.replace(str(site.pki), str(pki)) for line in site.tls]
-    said = last_line(site, "router-r0", config=free_router(site, "open", tls=tls), status=78)
-    assert said == f"router r0: {key} is open to others (mode 0644); run: chmod 0640 {key}"
-
-
-def test_the_certificate_of_another_role(site: Site) -> None:
-    tls = [line.replace("{role}.{name}", "drafter.d0") for line in site.tls]
-    said = last_line(site, "router-r0", config=free_router(site, "role", tls=tls), status=78)
-    assert f"{site.pki}/drafter.d0.crt does not carry the role router" in said
-    assert "sdcpctl certs issue" in said
-
-
-def test_the_certificate_of_another_address(site: Site) -> None:
-    said = last_line(site, "router-r0", config=free_router(site, "base"), status=78)
-    assert f"not its base_uri {site.base('free')}" in said
-    assert "sdcpctl certs issue" in said
-
-
-def test_a_port_in_use(site: Site) -> None:
-    config = site.config("port", *site.section("router", "router"))
-    said = last_line(site, "router-r0", config=config, status=1)
-    port = site.ports["router"]
-    assert said.startswith(f"router r0: cannot listen on 127.0.0.1:{port}: Address already in use;")
-    assert "[router] listen" in said
-
-
-def test_a_model_directory_that_lacks_a_file(site: Site) -> None:
-    model = site.directory / "no-weights"
-    shutil.copytree(site.model, model)
-    (model / "model.safetensors").unlink()
-    text = (site.directory / "verifier.toml").read_text().replace(str(site.model), str(model))
-    config = write_config(site.directory / "lacks.toml", [text])
-    said = last_line(site, "verifier-v0", config=config, status=78)
-    assert said.startswith(f"model directory {model}: model.safetensors is missing (the weights)")
-    assert "expected a Hugging Face directory" in said
-
-
-def test_an_architecture_that_is_not_supported(site: Site) -> None:
-    model = write_model(site.directory / "odd", architecture="MambaForCausalLM")
-    text = (site.directory / "verifier.toml").read_text().replace(str(site.model), str(model))
-    config = write_config(site.directory / "odd.toml", [text])
-    said = last_line(site, "verifier-v0", config=config, status=78)
-    assert said.startswith(f"{model}/config.json: architecture MambaForCausalLM is not supported")
-    assert "supported are LlamaForCausalLM" in said
-
-
-def test_a_supervisor_that_does_not_listen_is_no_reason_to_fail(site: Site) -> None:
-    """NOTIFY_SOCKET of nobody: a warning, and sdcpd runs."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        probe.bind(str(site.directory / "nobody.notify"))
-    (site.directory / "nobody.notify").unlink()
-    code = (
-        "import os, sdcpd.service as s\n"
-        f"os.environ['NOTIFY_SOCKET'] = {str(site.directory / 'nobody.notify')!r}\n"
-        "s.set_up_logging('info')\n"
-        "s.notify('READY=1')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
-    )
-    assert "systemd could not be told 'READY=1'" in done.stderr

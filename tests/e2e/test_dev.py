@@ -1,4 +1,7 @@
-"""`sdcpd dev` from outside: real processes, real mutual TLS, the bundled pair."""
+"""`sdcpd dev` from outside: real processes, real mutual TLS, the bundled pair.
+
+Over what is the default, HTTP/2, and over HTTP/3 alone.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,17 @@ DRAFTERS = {
     "ngram": ("--drafter", "ngram"),
     "none": ("--drafter", "none"),
 }
+OVER_HTTP_3 = {"model over HTTP/3": (*DRAFTERS["model"], "--transport", "h3")}
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
-    with dev(tmp_path_factory.mktemp("dev") / "state") as running:
+TRANSPORTS = ["auto", pytest.param("h3", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Dev]:
+    with dev(tmp_path_factory.mktemp("dev") / "state", "--transport", request.param) as running:
         yield running
 
 
@@ -88,9 +97,12 @@ def test_a_killed_drafter_is_not_noticed(cluster: Dev) -> None:
     assert cluster.generate("Once upon a time", 48)["tokens"] == wanted
 
 
-def test_killed_verifier_is_replaced_in_the_middle_of_a_stream(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_killed_verifier_is_replaced_in_the_middle_of_a_stream(
+    tmp_path: Path, transport: str
+) -> None:
     """R-6.9-9, R-6.9-12: with a spare verifier the client sees nothing."""
-    with dev(tmp_path / "state", "--verifiers", "2") as running:
+    with dev(tmp_path / "state", "--verifiers", "2", "--transport", transport) as running:
         client = openai.OpenAI(base_url=running.api, api_key="unused")
         request = {
             "model": "tiny",
@@ -122,9 +134,10 @@ def running_sessions(running: Dev) -> list[dict[str, str]]:
     return list(ask(Path(running.instance("r0")["admin"]), "GET", "/status")["sessions"])
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, transport: str) -> None:
     process = subprocess.Popen(
-        [*COMMAND, "--port", "0", "--drafter", "ngram"],
+        [*COMMAND, "--port", "0", "--drafter", "ngram", "--transport", transport],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -154,9 +167,9 @@ def test_a_seed_gives_one_text_with_every_drafter_and_across_restarts() -> None:
     sampled = ("--temperature", "0.9", "--max-tokens", "40")
     texts = {
         name: once(*drafter, *sampled, "--seed", "7")["tokens"]
-        for name, drafter in DRAFTERS.items()
+        for name, drafter in (DRAFTERS | OVER_HTTP_3).items()
     }
-    assert texts["model"] == texts["ngram"] == texts["none"]
+    assert all(text == texts["none"] for text in texts.values())
     assert once("--drafter", "ngram", *sampled, "--seed", "8")["tokens"] != texts["none"]
 
 

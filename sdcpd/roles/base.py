@@ -26,6 +26,7 @@ from sdcpd.protocol.uris import parse_session_id
 from sdcpd.roles.peers import Identity, PeerTable
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.refusal_log import RefusalLog
+from sdcpd.transport.shown import one_line
 
 log = logging.getLogger("sdcpd.roles")
 NO_STORE = ("cache-control", "no-store")
@@ -86,7 +87,7 @@ class Listener:
         except Problem as problem:
             response = problem_response(problem)
         except Exception:
-            log.exception("%s %s failed", request.method, request.path)
+            log.exception("%s failed", one_line(f"{request.method} {request.path}"))
             response = problem_response(InternalError("the request failed; see the log"))
         return Response(response.status, (*response.headers, NO_STORE), response.body)
 

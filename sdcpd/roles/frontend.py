@@ -20,6 +20,7 @@ from sdcpd.roles.api_texts import Texts
 from sdcpd.roles.generation import Generator
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.http1 import StreamingResponse
+from sdcpd.transport.shown import one_line
 
 log = logging.getLogger("sdcpd.api")
 MODELS = "/v1/models"
@@ -99,7 +100,7 @@ class FrontEnd:
         except ApiError as e:
             response = e.response()
         except Exception:
-            log.exception("%s %s failed", request.method, request.path)
+            log.exception("%s failed", one_line(f"{request.method} {request.path}"))
             response = refuse(500, "the request failed here; the log says why")
         return self._access.with_cors(request, response)
 

@@ -143,8 +143,14 @@ class HttpClient:
             task = loop.create_task(self._connect(origin))
             task.add_done_callback(mark_retrieved)
             self._connecting[origin] = task
-        # Shielded: others wait for the same connection.
-        return await asyncio.shield(task)
+        try:
+            # Shielded: others wait for the same connection.
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed and task.cancelled() and not (caller and caller.cancelling()):
+                raise ConnectFailed("this client is closed") from None
+            raise
 
     async def _connect(self, origin: Origin) -> ClientConnection:
         try:

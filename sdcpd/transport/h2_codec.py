@@ -6,6 +6,8 @@ are in `h2_hardening.py`.
 
 from __future__ import annotations
 
+import math
+
 import h2.events
 from h2.config import H2Configuration
 from h2.exceptions import ProtocolError
@@ -33,10 +35,13 @@ from sdcpd.transport.limits import H2Limits
 KEEPALIVE_PING = b"sdcpalve"
 LAST_STREAM_ID_MAX = 2**31 - 1
 WINDOW_UPDATES_FREE = 256.0  # kept for a peer that opens its windows late
+DATA_FRAMES_FREE = 256.0  # kept for a peer whose next body comes in small pieces
 
 
 class H2Codec:
     """One HTTP/2 connection, client or server, as a sans-IO `HttpConnection` (RFC 9113)."""
+
+    piecewise = False
 
     def __init__(self, *, client: bool, now: float, limits: H2Limits | None = None) -> None:
         self._limits = limits or H2Limits()
@@ -48,6 +53,9 @@ class H2Codec:
         )
         self._late_frames_seen = self._window_updates_seen = 0
         self._window_updates_free = WINDOW_UPDATES_FREE
+        self._messages = self._data_frames = self._data_octets = 0
+        """What has come since DATA frames were last charged."""
+        self._data_frames_free = 0.0
         self._refused_streams = 0
         self._peer_ready = False
         self._peer_going = False
@@ -212,18 +220,35 @@ class H2Codec:
         if self._refused_streams:
             refused, self._refused_streams = self._refused_streams, 0
             self._charge(self._resets, refused, now=now)
+        if self._data_frames:
+            self._charge_data_frames(now)
+
+    def _charge_data_frames(self, now: float) -> None:
+        """Count the DATA frames that neither their octets nor their messages have paid for."""
+        limits = self._limits
+        earned = self._data_octets / limits.octets_per_data_frame
+        earned += min(self._messages * limits.data_frames_per_message, DATA_FRAMES_FREE)
+        left = self._data_frames_free + earned - self._data_frames
+        self._messages = self._data_frames = self._data_octets = 0
+        self._data_frames_free = min(max(left, 0.0), DATA_FRAMES_FREE)
+        if left < 0:
+            self._charge(self._idle_frames, math.ceil(-left), now=now)
 
     def _translate(self, event: h2.events.Event, found: list[StreamEvent], now: float) -> None:
         """Turn one h2 event into ours; what h2 answers by itself is only counted."""
         match event:
             case h2.events.RequestReceived():
+                self._messages += 1
                 found.append(request_headers(event))
             case h2.events.ResponseReceived():
+                self._messages += 1
                 found.append(response_headers(event))
             case h2.events.DataReceived():
                 if not event.data and event.stream_ended is None:
                     self._charge(self._idle_frames, 1, now=now)
                 flow_bytes = event.flow_controlled_length or 0
+                self._data_frames += 1
+                self._data_octets += len(event.data or b"")
                 found.append(Data(event.stream_id or 0, event.data or b"", flow_bytes))
             case h2.events.StreamEnded():
                 found.append(End(event.stream_id or 0))

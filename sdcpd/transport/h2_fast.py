@@ -56,7 +56,6 @@ class FastH2Codec(H2Codec):
         if not self._peer_ready:
             super()._read(data, found, now)  # the preface
             return
-        self._charge_silent_work(now)  # which h2 may not hear of for long
         if self._rest:
             data, self._rest = self._rest + bytes(data), b""
         view = memoryview(data)
@@ -83,6 +82,7 @@ class FastH2Codec(H2Codec):
                 stop = min(end, stop)
             super()._read(view[position:stop], found, now)
             position = stop
+        self._charge_silent_work(now)  # which h2 may not hear of for long
 
     def _owed(self) -> int:
         """Octets of a frame that h2 has begun to read."""
@@ -127,6 +127,7 @@ class FastH2Codec(H2Codec):
             stream = self._asked(number, block, found, end=end)
         if stream is None:
             return False
+        self._messages += 1
         stream.got_headers, stream.announced = True, block.announced
         if end:
             self._received_end(number, stream, found)
@@ -198,6 +199,8 @@ class FastH2Codec(H2Codec):
             return False
         window.current_window_size -= size
         stream.received = received
+        self._data_frames += 1
+        self._data_octets += size
         found.append(Data(number, bytes(body), size))
         if end:
             self._received_end(number, stream, found)

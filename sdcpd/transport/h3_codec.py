@@ -6,14 +6,21 @@ of the connection pass through here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aioquic.buffer import encode_uint_var
 from aioquic.h3.connection import FrameType, H3Connection, H3Stream, encode_frame
 from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
 from aioquic.quic.connection import QuicConnection
-from aioquic.quic.events import PingAcknowledged, QuicEvent, StopSendingReceived, StreamReset
+from aioquic.quic.events import (
+    PingAcknowledged,
+    QuicEvent,
+    StopSendingReceived,
+    StreamDataReceived,
+    StreamReset,
+)
 
 from sdcpd.transport.h2_fields import encoded_field, fields_of, request_of, response_of
 from sdcpd.transport.h2_hardening import LeakyBucket
@@ -32,7 +39,8 @@ from sdcpd.transport.http import (
     StreamEvent,
     StreamGone,
 )
-from sdcpd.transport.limits import H3Limits
+from sdcpd.transport.limits import SMALL_BYTES_MAX, H3Limits
+from sdcpd.transport.quic_sending import send_first
 from sdcpd.transport.quic_tls import MutualQuic
 
 KEEPALIVE_PING = 1
@@ -53,6 +61,7 @@ _OURS = {number: code for code, number in _CODES.items()}
 class _Stream:
     sent_end: bool = False
     received_end: bool = False
+    sent_bytes: int = 0
 
 
 class _Http3(H3Connection):
@@ -70,12 +79,18 @@ class _Http3(H3Connection):
         super().__init__(quic)
         self.head_streams: set[int] = set()
         """Requests whose answers name a length and have no body."""
+        self.frames_seen = 0
 
     def _check_content_length(self, stream: H3Stream) -> None:
         if stream.stream_id not in self.head_streams:
             super()._check_content_length(stream)
 
+    def _check_request_or_push_frame_type(self, frame_type: int, stream: H3Stream) -> None:
+        self.frames_seen += 1
+        super()._check_request_or_push_frame_type(frame_type, stream)
+
     def _check_control_frame_type(self, frame_type: int) -> None:
+        self.frames_seen += 1
         super()._check_control_frame_type(frame_type)
         self.peer_going = self.peer_going or frame_type == FrameType.GOAWAY
 
@@ -94,6 +109,8 @@ class _Http3(H3Connection):
 
 class H3Codec:
     """One HTTP/3 connection, client or server, as a sans-IO `HttpConnection`."""
+
+    piecewise = True  # datagrams: one ACK for many, and many streams in one packet
 
     def __init__(
         self,
@@ -118,6 +135,8 @@ class H3Codec:
         self._peer_ready = self._peer_going = False
         self._last_heard = now
         self._pinged: float | None = None
+        self._urgent: set[int] = set()
+        """Streams of small messages, which go before what waits of large ones."""
         self._room: int | None = None
         """What may still be given to aioquic; counted anew when ACKs may have come."""
 
@@ -164,15 +183,18 @@ class H3Codec:
             if (b":method", b"HEAD") in encoded:
                 self._http.head_streams.add(stream_id)
         stream = self._live(stream_id)
-        self._http.send_headers(stream_id, encoded, end_stream=end)
+        with _stream_gone():
+            self._http.send_headers(stream_id, encoded, end_stream=end)
         self._sent(stream_id, stream, end=end)
 
     def send_data(self, stream_id: int, data: bytes | memoryview, *, end: bool) -> None:
         """Queue at most `writable` octets; raises StreamGone."""
         stream = self._live(stream_id)
-        self._http.send_data(stream_id, bytes(data), end_stream=end)
+        with _stream_gone():
+            self._http.send_data(stream_id, bytes(data), end_stream=end)
         if self._room is not None:
             self._room -= len(data)
+        stream.sent_bytes += len(data)
         self._sent(stream_id, stream, end=end)
 
     def writable(self, stream_id: int) -> int:
@@ -180,8 +202,16 @@ class H3Codec:
         if stream_id not in self._streams:
             return 0
         if self._room is None:
-            self._room = self._limits.send_buffer_bytes_max - self._waiting_bytes()
+            self._room = self._in_flight_max() - self._waiting_bytes()
         return max(0, min(self._limits.frame_bytes_max, self._room))
+
+    def _in_flight_max(self) -> int:
+        """Octets that may wait for ACKs: on a short path more would only wait at the peer."""
+        limits, quic = self._limits, self._quic
+        if quic._loss._rtt_min > limits.short_path_s:
+            return limits.send_buffer_bytes_max
+        few = limits.short_path_datagrams_max * int(quic._max_datagram_size)
+        return min(limits.send_buffer_bytes_max, few)
 
     @property
     def unsent(self) -> bool:
@@ -219,7 +249,12 @@ class H3Codec:
 
     def outgoing(self, now: float) -> list[Outgoing]:
         """Take everything that is queued to be sent."""
-        return [Outgoing(data, address) for data, address in self._quic.datagrams_to_send(now=now)]
+        datagrams = []
+        if self._urgent:
+            datagrams = send_first(self._quic, self._urgent, now=now)
+            self._urgent.clear()
+        datagrams += self._quic.datagrams_to_send(now=now)
+        return [Outgoing(data, address) for data, address in datagrams]
 
     def deadline(self) -> float | None:
         """When the next keepalive ping or its answer is due; the link has QUIC's own timers."""
@@ -247,6 +282,8 @@ class H3Codec:
         return stream
 
     def _sent(self, stream_id: int, stream: _Stream, *, end: bool) -> None:
+        if end and stream.sent_bytes <= SMALL_BYTES_MAX:
+            self._urgent.add(stream_id)
         stream.sent_end = stream.sent_end or end
         self._forget_ended(stream_id, stream)
 
@@ -274,9 +311,9 @@ class H3Codec:
             case _:
                 for one in self._http.handle_event(event):
                     self._translate(one, found)
-                stream_id = getattr(event, "stream_id", None)
-                if stream_id is not None:
-                    self._check_header_size(stream_id)
+                if isinstance(event, StreamDataReceived):
+                    self._check_header_size(event.stream_id)
+                    self._charge_http_frames(len(event.data), now)
 
     def _translate(self, event: H3Event, found: list[StreamEvent]) -> None:
         match event:
@@ -330,7 +367,15 @@ class H3Codec:
         """Count frames that are too many for what a datagram holds."""
         frames = self._quic.frames_seen - self._frames_seen
         self._frames_seen += frames
-        free = self._limits.frames_free + datagram_bytes // self._limits.octets_per_frame
+        self._charge_too_many(frames, datagram_bytes, now)
+
+    def _charge_http_frames(self, stream_bytes: int, now: float) -> None:
+        """The same for HTTP/3's frames in what came on a stream."""
+        frames, self._http.frames_seen = self._http.frames_seen, 0
+        self._charge_too_many(frames, stream_bytes, now)
+
+    def _charge_too_many(self, frames: int, octets: int, now: float) -> None:
+        free = self._limits.frames_free + octets // self._limits.octets_per_frame
         if frames > free and self._idle_frames.add(frames - free, now=now):
             self._flood("frames that carry nothing")
 
@@ -338,3 +383,12 @@ class H3Codec:
         code = _CODES[ResetCode.ENHANCE_YOUR_CALM]
         self._quic.close(error_code=code)
         raise HttpProtocolError(f"flood of {kind}", code=code)
+
+
+@contextmanager
+def _stream_gone() -> Iterator[None]:
+    """The library's words for a stream that its peer has just stopped."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise StreamGone(str(error)) from error

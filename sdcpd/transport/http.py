@@ -225,6 +225,9 @@ class HttpConnection(Protocol):
     Pseudo-header fields (`:method`, `:status`...) stand first in what `send_headers` gets.
     """
 
+    piecewise: bool
+    """Whether what arrives in one turn comes in many small pieces, best answered together."""
+
     def receive(
         self, data: bytes | memoryview, *, address: Address | None = None, now: float
     ) -> list[StreamEvent]:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import h11
 
 from sdcpd.transport.http import Headers, Request, Response
+from sdcpd.transport.shown import one_line
 
 log = logging.getLogger("sdcpd.api")
 T = TypeVar("T")
@@ -262,7 +263,7 @@ class _Connection:
         try:
             response = await self._server.handler(request)
         except Exception:
-            log.exception("%s %s failed", request.method, request.path)
+            log.exception("%s failed", one_line(f"{request.method} {request.path}"))
             return self._server.refuse(500, "the request failed here; the log says why")
         if isinstance(response, StreamingResponse):
             self._body = response.body

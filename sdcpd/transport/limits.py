@@ -18,6 +18,8 @@ PENDING_HANDSHAKES_MAX = 128
 CONNECTIONS_PER_PEER_MAX = 16
 # How long a closed connection waits for the peer's end, so that no RST overtakes our last words.
 LINGER_S = 2.0
+# Of those that were not let in. Each holds a socket, and who opens them needs no certificate.
+LINGERING_MAX = 128
 # How long a stop waits for handlers that were cancelled.
 ABORT_WAIT_S = 2.0
 # A flood of refused connections must not fill the disk with log: a line a second, and the number.
@@ -51,6 +53,15 @@ FAST_BODY_BYTES_MAX = 64 << 10
 # objects they take a few times their size.
 BLOCKS_KEPT_MAX = 128
 BLOCK_KEPT_LIST_BYTES_MAX = 1 << 10
+# TLS records that carry nothing (key updates, records of an octet) cost us and not the peer; an
+# octet that is worth reading pays for a few. A record that is not whole yet is owed for that long.
+SILENT_TLS_BYTES_MAX = 64 << 10
+SILENT_TLS_BYTES_PER_OCTET = 4
+# After so long in one turn a connection waits for the others' turns before it is read again: the
+# loop reads a socket many times in a row.
+READ_TURN_S = 0.001
+# Timers go by milliseconds: what QUIC's pacing allows in two of them must be allowed at once.
+PACE_TICK_S = 0.002
 # What one turn of the event loop may encrypt and write, so that other connections get theirs.
 SMALL_TURN_BYTES = 256 << 10
 BULK_TURN_BYTES = 64 << 10
@@ -85,6 +96,10 @@ class H2Limits:
     # PING, SETTINGS, PRIORITY, unknown and empty DATA frames cost us work and them nothing.
     idle_frames_burst: int = 2000
     idle_frames_per_s: float = 200.0
+    # DATA frames of an octet are legal and cost as much as large ones: each must be paid for by
+    # so many octets of body, or by one of the first few of its message.
+    octets_per_data_frame: int = 256
+    data_frames_per_message: int = 4
     # Window updates are owed for what we send: two for each frame of the smallest size allowed
     # would be one in 8 KiB, and clients with small windows send more.
     octets_per_window_update: int = 2 << 10
@@ -107,6 +122,10 @@ class H3Limits:
     connection_window_bytes: int = 4 << 20
     # aioquic buffers whatever it is given: no more than this waits for the peer's ACKs.
     send_buffer_bytes_max: int = 128 << 10
+    # On a path shorter than this, so many datagrams in flight keep both ends busy; each costs its
+    # receiver tens of microseconds, and a small message waits behind all of them.
+    short_path_s: float = 0.002
+    short_path_datagrams_max: int = 48
     frame_bytes_max: int = 16 << 10
     header_list_bytes_max: int = 16 << 10
     resets_burst: int = 200

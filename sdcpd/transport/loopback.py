@@ -21,6 +21,7 @@ from sdcpd.transport.http import (
     Response,
 )
 from sdcpd.transport.problem import problem
+from sdcpd.transport.shown import one_line
 
 _logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ async def answer(handler: Handler, request: Request) -> Response:
     try:
         response = await handler(request)
     except Exception:
-        _logger.exception("%s %s failed", request.method, request.path)
+        _logger.exception("%s failed", one_line(f"{request.method} {request.path}"))
         response = problem(500, "internal error; the log of this instance tells more")
     if request.method == "HEAD":
         return Response(response.status, response.headers)

@@ -45,8 +45,15 @@ class HttpPump(ABC):
         except HttpProtocolError as error:
             self.give_up(error)
             return
-        self.on_events(events, now=now)
-        self.flush()
+        try:
+            self.on_events(events, now=now)
+            if self._codec.piecewise:
+                self.flush_soon()
+            else:
+                self.flush()
+        except Exception:
+            self.abort()  # a fault of ours: nobody may wait for the rest of what came
+            raise
 
     def link_resumed(self) -> None:
         """There is room in the write buffer again."""

@@ -25,12 +25,20 @@ from sdcpd.transport.http import ConnectFailed, HttpConnection, Outgoing, Peer
 from sdcpd.transport.identity_files import common_name, uri_names
 from sdcpd.transport.limits import H2Limits, H3Limits
 from sdcpd.transport.link import LinkUser
+from sdcpd.transport.quic_sending import pace_by_ticks
 from sdcpd.transport.quic_tls import DATAGRAM_BYTES_MAX, Check, MutualQuic
-from sdcpd.transport.refusals import CertificateRefused, NoHttp2, PeerAlert, TooSlow
+from sdcpd.transport.refusals import CertificateRefused, NoHttp2, PeerAlert, TlsFailed, TooSlow
 
 H3_NO_ERROR = 0x100
 CLOCK_S = 0.0005  # a timer that fires so much too early is on time
 CRYPTO_ERROR, CRYPTO_ERROR_LAST = 0x100, 0x1FF
+
+
+_CERTIFICATE_ALERTS = (
+    AlertDescription.bad_certificate,
+    AlertDescription.unsupported_certificate,
+    AlertDescription.certificate_unknown,
+)
 
 
 class _State(Enum):
@@ -157,7 +165,8 @@ class QuicLink(asyncio.DatagramProtocol):
         if self._client and self._state is _State.OPEN and self._quic.is_stateless_reset(data):
             self._finish(ConnectionError("it was restarted"))
             return
-        if not self._client:
+        if not self.address:
+            # The one that Retry has proved; later datagrams may come from anywhere.
             self.address = f"{addr[0]}:{addr[1]}"
         if self._state is _State.OPEN:
             self._user.link_data(memoryview(data), addr)  # which ends in `flushed`
@@ -207,6 +216,7 @@ class QuicLink(asyncio.DatagramProtocol):
             if isinstance(event, HandshakeCompleted) and self._state is _State.HANDSHAKE:
                 self._state = _State.OPEN
                 self._handshake_timer.cancel()
+                pace_by_ticks(self._quic)
                 if ip_address(self.address.rsplit(":", 1)[0].strip("[]")).is_loopback:
                     # It carries more, and most of a packet's cost is per packet.
                     self._quic.enlarge_datagrams(DATAGRAM_BYTES_MAX)
@@ -298,7 +308,10 @@ class QuicLink(asyncio.DatagramProtocol):
         if alert == AlertDescription.decrypt_error:
             text = "the peer does not have the key that belongs to it"
             return CertificateRefused("bad_certificate", text, self._presented)
-        return ConnectionError(f"TLS alert {alert} of ours")
+        if alert in _CERTIFICATE_ALERTS:
+            text = "the peer's certificate cannot be understood"
+            return CertificateRefused("bad_certificate", text, self._presented)
+        return TlsFailed(f"our alert {alert}")
 
     def _finish(self, error: Exception | None) -> None:
         self._state = _State.GONE

@@ -112,6 +112,10 @@ class PeerAlert(Exception):
         self.reason = _ALERT_NAMES.get(alert, f"TLS alert {alert}")
 
 
+class TlsFailed(Exception):
+    """Our QUIC ended a handshake by an alert that says nothing of certificates."""
+
+
 class TooSlow(Exception):
     """The handshake took longer than allowed."""
 
@@ -147,6 +151,8 @@ def server_refusal(
             return _tls_error(error.reason or str(error))
         case PeerAlert():
             return _tls_error(error.reason)
+        case TlsFailed():
+            return _tls_error(str(error))
         case _:
             return None
 
@@ -238,6 +244,8 @@ def client_refusal(
             text = _client_tls_text(error.reason or str(error), server=server)
         case PeerAlert():
             text = _client_tls_text(error.reason, server=server)
+        case TlsFailed():
+            text = _client_tls_text(str(error), server=server)
         case _:
             text = (
                 f"{server} closed the connection before it spoke HTTP, without a TLS alert; "

@@ -7,12 +7,11 @@ import logging
 import socket
 from collections.abc import Callable
 
-from sdcpd.transport.http import (
-    Handler,
-)
+from sdcpd.transport.http import Handler
 from sdcpd.transport.limits import (
     ABORT_WAIT_S,
     CONNECTIONS_PER_PEER_MAX,
+    LINGERING_MAX,
     LISTEN_BACKLOG,
     PENDING_HANDSHAKES_MAX,
     H2Limits,
@@ -25,6 +24,7 @@ from sdcpd.transport.refusal_log import RefusalLog
 from sdcpd.transport.refusals import server_refusal
 from sdcpd.transport.server_connection import ServerConnection
 from sdcpd.transport.server_exchange import Incoming
+from sdcpd.transport.shown import one_line
 from sdcpd.transport.tcp import Scratch, TlsLink
 from sdcpd.transport.tls import TlsIdentity
 
@@ -70,7 +70,11 @@ class Server:
         self._quic: QuicListener | None = None
         self.alt_svc: str | None = None
         self._listener: asyncio.Server | None = None
-        self._pending: dict[Link, None] = {}
+        self._pending: dict[Link, int] = {}
+        """Those in their handshake, and how many reloads there had been when it began."""
+        self._lingering: dict[Link, None] = {}
+        """Those that were not let in, until their sockets are closed."""
+        self._reloads = 0
         self._connections: dict[Link, ServerConnection] = {}
         self._handlers: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -127,6 +131,7 @@ class Server:
 
     def drain_connections(self) -> None:
         """Ask every client to reconnect, as after a reload of the certificates."""
+        self._reloads += 1
         for connection in list(self._connections.values()):
             connection.start_drain()
 
@@ -134,13 +139,16 @@ class Server:
         """Note a connection that is not yet let in."""
         if len(self._pending) >= PENDING_HANDSHAKES_MAX:
             oldest = next(iter(self._pending))
+            del self._pending[oldest]
             self.refused("handshake_flood", oldest.address, "too many handshakes at once")
             oldest.abort()
-        self._pending[link] = None
+        self._pending[link] = self._reloads
 
     def let_in(self, link: Link, connection: ServerConnection) -> None:
         """Note a connection whose peer has been verified."""
-        self._pending.pop(link, None)
+        if self._pending.pop(link, None) != self._reloads:
+            # It was checked against what was trusted before: it is one of the old connections.
+            asyncio.get_running_loop().call_soon(connection.start_drain)
         same = [one for one in self._connections.values() if one.peer == connection.peer]
         self._connections[link] = connection
         if len(same) >= CONNECTIONS_PER_PEER_MAX:
@@ -151,6 +159,11 @@ class Server:
     def not_let_in(self, link: Link, error: Exception | None) -> None:
         """Say why a connection ended before its first request could come."""
         self._pending.pop(link, None)
+        if len(self._lingering) >= LINGERING_MAX:
+            oldest = next(iter(self._lingering))
+            del self._lingering[oldest]
+            oldest.abort()
+        self._lingering[link] = None
         refusal = server_refusal(error, presented=link.presented_leaf, identity=self._identity)
         if refusal is None:
             self.logger.debug("%s went away during the TLS handshake: %s", link.address, error)
@@ -168,6 +181,7 @@ class Server:
     def forget(self, link: Link) -> None:
         """A connection's socket is closed."""
         self._pending.pop(link, None)
+        self._lingering.pop(link, None)
         self._connections.pop(link, None)
         self._check_done()
 
@@ -195,7 +209,7 @@ class Server:
         try:
             response = await self._handler(request)
         except Exception:
-            self.logger.exception("%s %s failed", request.method, request.path)
+            self.logger.exception("%s failed", one_line(f"{request.method} {request.path}"))
             response = problem(500, "internal error; the log of this instance tells more")
         connection.respond(incoming, response)
 

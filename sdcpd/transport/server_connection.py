@@ -13,6 +13,7 @@ from sdcpd.transport.link import Link
 from sdcpd.transport.problem import problem
 from sdcpd.transport.pump import HttpPump
 from sdcpd.transport.server_exchange import Incoming, ServerExchange
+from sdcpd.transport.shown import one_line
 
 
 class ConnectionOwner(Protocol):
@@ -113,7 +114,7 @@ class ServerConnection(HttpPump):
             try:
                 self._exchange.respond(incoming.stream_id, response, now=now)
             except ValueError:
-                self._server.logger.exception("response to %s", incoming.request.path)
+                self._server.logger.exception("response to %s", one_line(incoming.request.path))
                 substitute = problem(500, "internal error; the log of this instance tells more")
                 self._exchange.fail(incoming.stream_id, substitute, now=now)
         except StreamGone:

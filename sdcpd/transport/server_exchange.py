@@ -7,6 +7,7 @@ octets, server.py runs the tasks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sdcpd.transport.http import (
@@ -22,6 +23,7 @@ from sdcpd.transport.http import (
     ResetCode,
     Response,
     StreamEvent,
+    StreamGone,
     find_header,
 )
 from sdcpd.transport.limits import BUFFERED_BYTES_MAX, PaceLimits
@@ -208,9 +210,11 @@ class ServerExchange:
 
     def _refuse(self, stream_id: int, response: Response, now: float) -> None:
         self._drop(stream_id)
-        self._queue.add(
-            stream_id, _response_fields(response), response.body, now=now, reset_after=True
-        )
+        # Its client may have reset it in the same octets; then nobody waits for this answer.
+        with suppress(StreamGone):
+            self._queue.add(
+                stream_id, _response_fields(response), response.body, now=now, reset_after=True
+            )
 
     def _send(self, stream_id: int, response: Response, *, head: bool, now: float) -> None:
         body = b"" if head or response.status in BODILESS_STATUS else response.body

@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import Callable
-from enum import Enum, auto
+from enum import Enum, Flag, auto
 from typing import cast
 
 from sdcpd.transport.h2_fast import FastH2Codec
-from sdcpd.transport.http import HttpConnection, Outgoing, Peer
+from sdcpd.transport.http import HttpConnection, HttpProtocolError, Outgoing, Peer
 from sdcpd.transport.limits import (
     LINGER_S,
+    READ_TURN_S,
     REPLY_BACKLOG_BYTES,
+    SILENT_TLS_BYTES_MAX,
+    SILENT_TLS_BYTES_PER_OCTET,
     WRITE_HIGH_WATER_BYTES,
     H2Limits,
 )
@@ -47,6 +51,13 @@ class _State(Enum):
     GONE = auto()
 
 
+class _Hold(Flag):
+    """Why nothing is read at the moment."""
+
+    TURN = auto()
+    BACKLOG = auto()
+
+
 class TlsLink(asyncio.BufferedProtocol):
     """TLS 1.3 on one socket, either side."""
 
@@ -74,6 +85,10 @@ class TlsLink(asyncio.BufferedProtocol):
         )
         self._state = _State.HANDSHAKE
         self._first_octets = True
+        self._aborted = False
+        self._holds = _Hold(0)
+        self._silent_bytes = 0
+        """Octets of TLS that those of HTTP have not paid for."""
         self._told_lost = False
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -120,7 +135,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._flush()
         transport = self._live_transport
         if self.paused and transport.get_write_buffer_size() > REPLY_BACKLOG_BYTES:
-            transport.pause_reading()
+            self._hold(_Hold.BACKLOG)
 
     def close(self, error: Exception | None = None) -> None:
         """Say goodbye in TLS, send what is buffered, and close once the peer did too."""
@@ -135,7 +150,8 @@ class TlsLink(asyncio.BufferedProtocol):
         self._tell_lost(error)
 
     def abort(self) -> None:
-        """Drop the connection at once."""
+        """Drop the connection at once, or as soon as there is one."""
+        self._aborted = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -145,6 +161,9 @@ class TlsLink(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         peername = transport.get_extra_info("peername")
         self.address = f"{peername[0]}:{peername[1]}" if peername else "?"
+        if self._aborted:
+            self._transport.abort()
+            return
         self._set_timer(self._handshake_timeout_s, self._handshake_late)
         if not self._server_side:
             self._handshake()
@@ -167,7 +186,11 @@ class TlsLink(asyncio.BufferedProtocol):
         if self._state is _State.HANDSHAKE:
             self._handshake()
         if self._state is _State.OPEN:
-            self._read()
+            begin = time.monotonic()
+            self._read(nbytes)
+            if time.monotonic() - begin > READ_TURN_S:
+                self._hold(_Hold.TURN)
+                asyncio.get_running_loop().call_soon(self._release, _Hold.TURN)
 
     def eof_received(self) -> None:
         """The peer ended; the loop then closes the socket (asyncio)."""
@@ -180,7 +203,7 @@ class TlsLink(asyncio.BufferedProtocol):
         """The write buffer is below its mark again (asyncio)."""
         self.paused = False
         if self._state is _State.OPEN:
-            self._live_transport.resume_reading()
+            self._release(_Hold.BACKLOG)
             self._user.link_resumed()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -215,10 +238,22 @@ class TlsLink(asyncio.BufferedProtocol):
         self._state = _State.OPEN
         self._user.link_open(self)
 
-    def _read(self) -> None:
+    def _hold(self, hold: _Hold) -> None:
+        """Read no more until this, and whatever else holds, is released."""
+        if not self._holds and not self._live_transport.is_closing():
+            self._live_transport.pause_reading()
+        self._holds |= hold
+
+    def _release(self, hold: _Hold) -> None:
+        held, self._holds = self._holds, self._holds & ~hold
+        if held and not self._holds and not self._live_transport.is_closing():
+            self._live_transport.resume_reading()
+
+    def _read(self, wire_bytes: int) -> None:
         """Decrypt all that arrived and pass it on in large pieces."""
         plain = self._scratch.plain
         more = True
+        self._silent_bytes += wire_bytes
         while more and self._state is _State.OPEN:
             filled, error = 0, None
             try:
@@ -233,9 +268,13 @@ class TlsLink(asyncio.BufferedProtocol):
             except ssl.SSLError as reason:
                 more, error = False, reason
             if filled:
+                paid = filled * SILENT_TLS_BYTES_PER_OCTET
+                self._silent_bytes = max(0, self._silent_bytes - paid)
                 self._user.link_data(plain[:filled])
             if error is not None:
                 self.close(None if isinstance(error, ssl.SSLZeroReturnError) else error)
+        if self._silent_bytes > SILENT_TLS_BYTES_MAX:
+            self.close(HttpProtocolError("flood of TLS records that carry nothing"))
         if self._outgoing.pending:
             self._flush()
 
@@ -256,7 +295,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._set_timer(LINGER_S, self.abort)
         transport = self._transport
         if transport is not None and not transport.is_closing():
-            transport.resume_reading()  # To see the peer's end; what arrives is dropped.
+            self._release(self._holds)  # To see the peer's end; what arrives is dropped.
             transport.write_eof()
 
     def _tell_lost(self, error: Exception | None) -> None:

@@ -24,7 +24,9 @@ from hyperframe.frame import (
 from sdcpd.transport.hpack_static import plain_field
 from sdcpd.transport.limits import (
     CONNECTIONS_PER_PEER_MAX,
+    LINGERING_MAX,
     PENDING_HANDSHAKES_MAX,
+    SILENT_TLS_BYTES_MAX,
     PaceLimits,
 )
 from tests.attacks.victim import BIG_BYTES, BODY_BYTES_MAX, victim
@@ -84,6 +86,18 @@ def empty_data(number: int) -> bytes:
     return opened + DataFrame(1, b"").serialize() * 10
 
 
+def tiny_data(number: int) -> bytes:
+    opened = opening(1, head("/"), end=False) if number == 1 else b""
+    return opened + DataFrame(1, b"x").serialize() * 10
+
+
+def tiny_announced_data(number: int) -> bytes:
+    """The same on the short way."""
+    length = ("content-length", "65536")
+    opened = opening(1, head("/", length), end=False) if number == 1 else b""
+    return opened + DataFrame(1, b"x").serialize() * 10
+
+
 def unknown(number: int) -> bytes:
     return b"\x00\x00\x01\xfa\x00\x00\x00\x00\x00x" * 10
 
@@ -103,6 +117,8 @@ def refused_streams(number: int) -> bytes:
         pings,
         priorities,
         empty_data,
+        tiny_data,
+        tiny_announced_data,
         unknown,
         refused_streams,
     ],
@@ -120,6 +136,40 @@ async def test_a_flood_ends_its_connection_and_no_other(
 
         await server.under(attack)
         assert server.reasons["http_error"] >= 1
+
+
+async def test_tls_records_that_carry_next_to_nothing(kit: CertKit) -> None:
+    """A record for each octet; whatever else TLS lets a peer send for nothing is counted alike."""
+    async with victim(kit) as server:
+
+        async def attack() -> None:
+            async with server.octets() as (reader, writer):
+                ping = PingFrame(0, b"12345678").serialize()
+                for octet in ping * (SILENT_TLS_BYTES_MAX // 19 // len(ping) + 10):
+                    writer.write(bytes((octet,)))
+                while await reader.read(1 << 16):
+                    pass
+
+        await server.under(attack)
+        assert server.reasons["http_error"] >= 1
+
+
+async def test_who_was_refused_holds_no_more_sockets_than_a_few(kit: CertKit) -> None:
+    """Plain HTTP needs no certificate, and a socket that is kept open is a descriptor of ours."""
+    async with victim(kit) as server:
+
+        async def attack() -> None:
+            many = LINGERING_MAX + 50
+            held = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(many)]
+            for _, writer in held:
+                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            await asyncio.gather(*(reader.read() for reader, _ in held))
+            assert len(server.server._lingering) <= LINGERING_MAX
+            for _, writer in held:
+                writer.close()
+
+        await server.under(attack)
+        assert server.reasons["plain_http"] >= LINGERING_MAX
 
 
 def continuations() -> bytes:
@@ -254,6 +304,7 @@ async def test_handshakes_that_do_not_end_are_dropped(kit: CertKit) -> None:
                 for _ in range(PENDING_HANDSHAKES_MAX + 20)
             ]
             hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+            assert len(server.server._pending) <= PENDING_HANDSHAKES_MAX
             for _, writer in idle[::2]:
                 writer.write(hello)
                 writer.transport.abort()

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aioquic.asyncio.client import connect
+from aioquic.h3.connection import H3Connection
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicFrameType
@@ -59,6 +60,7 @@ async def bare(
 
 
 def rapid_reset(client: BareClient) -> None:
+    client.leaves = False
     for _ in range(5):
         stream = client.ask()
         client._quic.reset_stream(stream, 0x10C)
@@ -82,7 +84,23 @@ def endless_headers(client: BareClient) -> None:
     client._quic.send_stream_data(stream, b"\x01\x80\xb7\x1b\x00" + bytes(2000))
 
 
-@pytest.mark.parametrize("piece", [rapid_reset, pings, endless_headers])
+def empty_data(client: BareClient) -> None:
+    """Frames of HTTP/3 with nothing in them, two octets each."""
+    client.http = client.http or H3Connection(client._quic)
+    stream = client._quic.get_next_available_stream_id()
+    client.http.send_headers(stream, WAIT, end_stream=False)
+    client._quic.send_stream_data(stream, b"\x00\x00" * 500)
+
+
+def unknown_frames(client: BareClient) -> None:
+    """The same of a kind that nobody knows."""
+    client.http = client.http or H3Connection(client._quic)
+    stream = client._quic.get_next_available_stream_id()
+    client.http.send_headers(stream, WAIT, end_stream=False)
+    client._quic.send_stream_data(stream, b"\x21\x00" * 500)
+
+
+@pytest.mark.parametrize("piece", [rapid_reset, pings, endless_headers, empty_data, unknown_frames])
 async def test_a_flood_ends_its_connection_and_no_other(
     kit: CertKit, piece: Callable[[BareClient], None]
 ) -> None:

@@ -40,6 +40,8 @@ class BareClient(QuicConnectionProtocol):
 
     seen: Seen
     http: H3Connection | None = None
+    leaves = True
+    """Whether the first answer is all that it came for."""
 
     def ask(self, headers: list[tuple[bytes, bytes]] = GET, body: bytes = b"") -> int:
         """Send a request on a new stream."""
@@ -63,7 +65,7 @@ class BareClient(QuicConnectionProtocol):
                 self.seen.status = int(dict(one.headers)[b":status"])
             elif isinstance(one, DataReceived):
                 self.seen.body += one.data
-            if getattr(one, "stream_ended", False):
+            if self.leaves and getattr(one, "stream_ended", False):
                 self.close()
 
 

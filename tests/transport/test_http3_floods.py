@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from aioquic.asyncio.client import connect
+from aioquic.h3.connection import H3Connection
 
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import Request, Response
@@ -101,7 +102,7 @@ async def test_a_section_that_waits_for_a_table_entry_holds_nothing(kit: CertKit
     """QPACK: what refers to an entry that never comes would make the library buffer the rest."""
 
     async def attack(client: BareClient) -> None:
-        client.ask()
+        client.http = H3Connection(client._quic)
         stream = client._quic.get_next_available_stream_id()
         client._quic.send_stream_data(stream, b"\x01\x03\x02\x00\x80" + b"\x00\x80\x10\x00\x00")
         client._quic.send_stream_data(stream, bytes(1 << 20))

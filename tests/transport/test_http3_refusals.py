@@ -406,3 +406,28 @@ async def test_new_connections_show_a_reloaded_certificate(kit: CertKit, tmp_pat
         identity.reload()
     assert len(set(seen)) == 2
     await server.aclose()
+
+
+class _Garbage:
+    """A certificate whose octets are something else."""
+
+    def __init__(self, real: object, octets: bytes) -> None:
+        self._real, self._octets = real, octets
+
+    def public_bytes(self, _: object) -> bytes:
+        return self._octets
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
+async def test_a_certificate_that_is_none_is_told_of(
+    kit: CertKit, refusing: Refusing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library refuses it by itself; the log and the counter say so all the same."""
+    made = client_configuration(kit.leaf("drafter", "d0"))
+    made.certificate = _Garbage(made.certificate, b"garbage")
+    seen = await talk(refusing.port, None, configuration=made)
+    assert (seen.alert, refusing.served) == (BAD_CERTIFICATE, 0)
+    assert refusing.reasons == ["bad_certificate"]
+    assert "the peer's certificate cannot be understood" in caplog.text

@@ -6,12 +6,12 @@ used = sum over all accounts; leased = sum over those with a deadline; idle are 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from tiers.api import Key, TierFull
+from tiers.s3fifo import S3Fifo
 
 _HEAP_SLACK = 64  # stale deadlines kept before the heap is rebuilt; renewals leave one each
 
@@ -54,7 +54,7 @@ class Ledger:
         self._leased_bytes = 0
         self._clock = clock
         self._accounts: dict[Key, _Account] = {}
-        self._idle: OrderedDict[Key, None] = OrderedDict()  # next victim first
+        self._idle = S3Fifo(size_bytes)
         self._deadlines: list[tuple[float, int, Key]] = []
         self._generation = 0
 
@@ -95,7 +95,7 @@ class Ledger:
         self._generation = max(self._generation + 1, generation or 0)
         number = generation or self._generation
         self._accounts[key] = _Account(size_bytes, number)
-        self._idle[key] = None
+        self._idle.add(key, size_bytes)
         self.used_bytes += size_bytes
         if lease_s > 0:
             self.renew(key, lease_s)
@@ -108,24 +108,25 @@ class Ledger:
         """
         self._lapse()
         victims = []
-        for key in self._idle:
-            if size_bytes <= 0:
-                break
-            if key != sparing:
-                account = self._accounts[key]
-                victims.append(Victim(key, not account.outlived or account.reads > 1))
-                size_bytes -= account.size_bytes
-        for victim in victims:
-            self.remove(victim.key)
+        spared = None
+        while size_bytes > 0 and (key := self._idle.evict()) is not None:
+            account = self._accounts[key]
+            if key == sparing:
+                spared = account
+                continue
+            victims.append(Victim(key, not account.outlived or account.reads > 1))
+            size_bytes -= account.size_bytes
+            self.remove(key)
+        if spared is not None and sparing is not None:
+            self._idle.add(sparing, spared.size_bytes, uses=spared.reads)
         return tuple(victims)
 
     def touch(self, key: Key) -> None:
-        """Count a use: the object goes last of those without a lease."""
+        """Count a use, which keeps the object longer than those that are not used."""
         account = self._accounts.get(key)
         if account is not None:
             account.reads += 1
-            if key in self._idle:
-                self._idle.move_to_end(key)
+            self._idle.use(key)
 
     def renew(self, key: Key, lease_s: float) -> bool:
         """Let the lease end `lease_s` seconds from now, 0 to release; False for no such object."""
@@ -139,7 +140,7 @@ class Ledger:
                 self._release(key, account)
             return True
         if account.deadline is None:
-            del self._idle[key]
+            self._idle.remove(key)
             self._leased_bytes += account.size_bytes
         account.deadline = self._clock() + lease_s
         self._schedule(key, account.deadline)
@@ -152,7 +153,7 @@ class Ledger:
             return False
         self.used_bytes -= account.size_bytes
         if account.deadline is None:
-            del self._idle[key]
+            self._idle.remove(key)
         else:
             self._leased_bytes -= account.size_bytes
         return True
@@ -164,16 +165,16 @@ class Ledger:
         sizes = {key: account.size_bytes for key, account in self._accounts.items()}
         assert self.used_bytes == sum(sizes.values()) <= self.size_bytes
         assert self._leased_bytes == sum(sizes[key] for key in leased)
-        assert set(self._idle) == set(sizes) - leased
+        assert self._idle.keys() == set(sizes) - leased
+        self._idle.check()
         assert {key for _, _, key in self._deadlines} >= leased
 
     def _release(self, key: Key, account: _Account) -> None:
         account.deadline = None
         account.outlived = True
         self._leased_bytes -= account.size_bytes
-        self._idle[key] = None
         # Its writer asked for that long and no longer, so it goes before what is merely old.
-        self._idle.move_to_end(key, last=False)
+        self._idle.add_first(key, account.size_bytes)
 
     def _lapse(self) -> None:
         now = self._clock()

@@ -22,11 +22,15 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An object's octets with what HTTP says of them; `etag` is strong and has its quotes."""
+    """An object's octets with what HTTP says of them; `etag` is strong and has its quotes.
+
+    With a `coding` the octets are coded so (coding.py); the tag is that of what they decode to.
+    """
 
     data: bytes
     etag: str
     media_type: str
+    coding: str = ""
 
 
 def entry_of(data: bytes, *, media_type: str) -> Entry:

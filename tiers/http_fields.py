@@ -96,6 +96,22 @@ def essence(value: str | None) -> str | None:
     return value and value.partition(";")[0].strip().lower()
 
 
+def accepts(request: Request, coding: str) -> bool:
+    """Tell whether Accept-Encoding allows a coding (RFC 9110 Section 12.5.3); none does if absent.
+
+    A client that says nothing takes any by the letter, and cannot decode by experience.
+    """
+    found = False
+    for part in (field(request, "accept-encoding") or "").lower().split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        weights = [one.removeprefix("q=") for one in parameters if one.startswith("q=")]
+        wanted = all(weight.strip("0.") for weight in weights)
+        if name == coding:
+            return wanted
+        found = found or (name == "*" and wanted)
+    return found
+
+
 def content_range(request: Request) -> tuple[int, int] | None:
     """Parse `bytes L-M/*` of a partial PUT to first and last octet; checks the body's length."""
     value = field(request, "content-range")

@@ -18,6 +18,7 @@ from tiers.api import Entry, Key, TierError
 from tiers.folder import Folder
 
 _HEAD = struct.Struct(">QQ16sH")
+_NUL = b"\0"  # before a coding; no media type holds it
 _TICK = b"\0tick"  # no key starts with NUL: a scope is a path segment
 
 
@@ -99,7 +100,8 @@ class Objects:
         text = head[_HEAD.size :]
         if checksum != _checksum(raw, generation, text, data) or len(data) != size_bytes:
             raise Torn
-        return Entry(data, text[:etag_size].decode(), text[etag_size:].decode())
+        media_type, _, coding = text[etag_size:].partition(_NUL)
+        return Entry(data, text[:etag_size].decode(), media_type.decode(), coding.decode())
 
     def listing(self) -> list[tuple[Key, int, int]]:
         """Return key, size in octets and generation of every object, oldest first."""
@@ -146,6 +148,8 @@ class Objects:
                 raw = _raw(key)
                 etag = entry.etag.encode()
                 text = etag + entry.media_type.encode()
+                if entry.coding:
+                    text += _NUL + entry.coding.encode()
                 checksum = _checksum(raw, generation, text, entry.data)
                 head = _HEAD.pack(generation, len(entry.data), checksum, len(etag)) + text
                 txn.put(raw, head, db=self._heads)

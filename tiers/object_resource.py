@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sdcpd.protocol.problems import (
     InsufficientStorage,
     Malformed,
@@ -10,12 +12,15 @@ from sdcpd.protocol.problems import (
     TooLarge,
     UnsupportedMediaType,
 )
-from sdcpd.transport.http import Request, Response
+from sdcpd.transport.http import Headers, Request, Response
 from tiers.api import Entry, Key, Tier, TierFull, entry_of
-from tiers.http_fields import OCTET_STREAM, field, lease_s, media_type, tags
+from tiers.coding import WORTH, ZSTD, BadCoding, DecodedTooLarge, decoded
+from tiers.http_fields import OCTET_STREAM, accepts, field, lease_s, media_type, tags
 from tiers.representation import representation
 from tiers.stack import KeyLocks
 
+IDENTITY = "identity"
+CODINGS = (ZSTD, IDENTITY)
 METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS")
 RETRY_AFTER_S = 1.0  # leases of rows end with their round
 
@@ -46,17 +51,24 @@ class ObjectResource:
         entry = await self._objects.get(key)
         if entry is None:
             raise NotFound("no such object, or it has gone")
-        return representation(request, entry.data, etag=entry.etag, media_type=entry.media_type)
+        vary: Headers = (("vary", "accept-encoding"),)
+        # A range is one of the decoded octets, whatever the client can decode.
+        if entry.coding and field(request, "range") is None and accepts(request, entry.coding):
+            data, etag = entry.data, _tag_of_coded(entry)
+            vary = (("content-encoding", entry.coding), *vary)
+        else:
+            data, etag = await self._dense(entry), entry.etag
+        return representation(request, data, etag=etag, media_type=entry.media_type, extra=vary)
 
     async def _put(self, key: Key, request: Request) -> Response:
         lease = self._checked(request)
-        entry = entry_of(request.body, media_type=media_type(request) or OCTET_STREAM)
+        dense, entry = await self._entry(request)
         async with self._locks.of(key):
             present = await self._objects.get(key)
             _check_conditions(request, present)
             if present is None:
                 await self._store(key, entry, lease or 0.0)
-            elif present.data != entry.data:
+            elif await self._dense(present) != dense:
                 raise PreconditionFailed(
                     "the object exists and is written only once", headers={"etag": present.etag}
                 )
@@ -66,6 +78,31 @@ class ObjectResource:
             return Response(204, (("etag", present.etag),))
         location = f"{self._base_path}/objects/{key.scope}/{key.name}"
         return Response(201, (("etag", entry.etag), ("location", location)))
+
+    async def _entry(self, request: Request) -> tuple[bytes, Entry]:
+        """The object of a PUT, decoded, and as it is kept: coded where that is smaller."""
+        kind = media_type(request) or OCTET_STREAM
+        if _coding(request) != ZSTD:
+            return request.body, entry_of(request.body, media_type=kind)
+        try:
+            dense = await decoded(request.body, bytes_max=self._bytes_max)
+        except DecodedTooLarge as error:
+            raise TooLarge(f"an object has at most {self._bytes_max} octets") from error
+        except BadCoding as error:
+            raise Malformed(str(error)) from error
+        entry = entry_of(dense, media_type=kind)
+        if len(request.body) < WORTH * len(dense):
+            entry = replace(entry, data=request.body, coding=ZSTD)
+        return dense, entry
+
+    async def _dense(self, entry: Entry) -> bytes:
+        if not entry.coding:
+            return entry.data
+        try:
+            return await decoded(entry.data, bytes_max=self._bytes_max)
+        except (BadCoding, DecodedTooLarge) as error:
+            # It was decoded when it came, under a limit that may have been another then.
+            raise NotFound(f"the object can no longer be decoded: {error}") from error
 
     async def _store(self, key: Key, entry: Entry, lease: float) -> None:
         try:
@@ -77,11 +114,10 @@ class ObjectResource:
 
     def _checked(self, request: Request) -> float | None:
         """Check all that does not depend on what is stored; returns the lease."""
-        coding = (field(request, "content-encoding") or "identity").lower()
-        if coding != "identity":
+        if _coding(request) not in CODINGS:
             raise UnsupportedMediaType(
-                "objects are stored without content coding",
-                headers={"accept-encoding": "identity"},
+                f"objects may come with the content codings {', '.join(CODINGS)}",
+                headers={"accept-encoding": ", ".join(CODINGS)},
             )
         if len(request.body) > self._bytes_max:
             raise TooLarge(f"an object has at most {self._bytes_max} octets")
@@ -105,12 +141,22 @@ class ObjectResource:
         return Response(204)
 
 
+def _coding(request: Request) -> str:
+    return (field(request, "content-encoding") or IDENTITY).lower()
+
+
+def _tag_of_coded(entry: Entry) -> str:
+    """Of another representation of the same object, so it is another tag (RFC 9110 8.8.1)."""
+    return f'{entry.etag[:-1]}-{entry.coding}"'
+
+
 def _check_conditions(request: Request, present: Entry | None) -> None:
     etag = None if present is None else present.etag
+    both = (etag,) if present is None or not present.coding else (etag, _tag_of_coded(present))
     if_match = tags(request, "if-match")
     if_none_match = tags(request, "if-none-match")
-    if (if_match is not None and not if_match.match_strongly(etag)) or (
-        if_none_match is not None and if_none_match.match_weakly(etag)
+    if (if_match is not None and not any(map(if_match.match_strongly, both))) or (
+        if_none_match is not None and any(map(if_none_match.match_weakly, both))
     ):
         raise PreconditionFailed(
             "the object exists" if etag else "no such object",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sdcpd.protocol.codec import decode_tokens, encode_tokens
 from sdcpd.protocol.problems import Problem, Unavailable, Unprocessable
 from sdcpd.protocol.uris import cache_ref_trusted, join, session_path_id
-from sdcpd.transport.http import Client, Response, TransportError
+from sdcpd.transport.http import Client, Headers, Response, TransportError
+from tiers.coding import ZSTD, BadCoding, DecodedTooLarge, decoded, encoded
 
+# Less is sent in a few packets, coded or not.
+CODED_OCTETS_MIN = 16 << 10
 LEASE_MS = 30_000  # D-M10
 FETCH_S = 5.0  # D-P12
 
@@ -29,10 +32,21 @@ class ObjectTooLarge(ObjectGone):
 class Objects:
     """Reads and writes MLC objects; `bases` are those trusted (D-M2), `own` the one written to."""
 
-    def __init__(self, client: Client, *, bases: Sequence[str], own: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        bases: Sequence[str],
+        own: str,
+        is_near: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`is_near` tells of caches in this process, to which nothing travels."""
         self._client = client
         self._bases = tuple(bases)
         self._own = own
+        self._is_near = is_near
+        self._takes_zstd: dict[str, bool] = {}
+        """What caches said of it, by origin (D-Z4)."""
 
     def trusted(self, reference: str, scope: bytes | None) -> bool:
         """Whether a reference may be fetched for a session of that scope."""
@@ -44,12 +58,13 @@ class Objects:
         """Get an object; raises NotTrusted, ObjectGone, ObjectTooLarge or TransportError."""
         if not self.trusted(reference, scope):
             raise NotTrusted(f"{reference} is not in a trusted cache of the session's scope")
-        response = await self._client.request("GET", reference, timeout_s=timeout_s)
+        accept = (("accept-encoding", ZSTD),)
+        response = await self._client.request("GET", reference, headers=accept, timeout_s=timeout_s)
         if response.status != 200:
             raise ObjectGone(f"the cache answered {response.status}")
         if len(response.body) > octets_max:
             raise ObjectTooLarge(f"the object is larger than {octets_max} octets")
-        return response.body
+        return await _plain(response, octets_max)
 
     async def fetch_tokens(
         self, reference: str, *, scope: bytes | None, octets_max: int = 16 << 20
@@ -99,15 +114,32 @@ class Objects:
     ) -> None:
         """Write an object that must not be there yet; raises ObjectGone or TransportError."""
         lease = () if lease_ms is None else (("sdcp-lease", str(lease_ms)),)
+        body, coding = await self._coded(reference, octets)
         response = await self._client.request(
             "PUT",
             reference,
-            headers=(("content-type", media_type), ("if-none-match", "*"), *lease),
-            body=octets,
+            headers=(("content-type", media_type), ("if-none-match", "*"), *coding, *lease),
+            body=body,
             timeout_s=timeout_s,
         )
         if not 200 <= response.status < 300:
             raise ObjectGone(f"the cache answered {response.status} to a write")
+
+    async def _coded(self, reference: str, octets: bytes) -> tuple[bytes, Headers]:
+        """An object as it travels: coded where that is smaller and its cache takes it."""
+        if len(octets) < CODED_OCTETS_MIN or self._is_near(reference):
+            return octets, ()
+        origin = "/".join(reference.split("/", 3)[:3])
+        if origin not in self._takes_zstd:
+            self._takes_zstd[origin] = await self._offers_zstd(reference)
+        coded = await encoded(octets) if self._takes_zstd[origin] else None
+        return (octets, ()) if coded is None else (coded, (("content-encoding", ZSTD),))
+
+    async def _offers_zstd(self, reference: str) -> bool:
+        """What a cache answers to OPTIONS; raises TransportError."""
+        answer = await self._client.request("OPTIONS", reference, timeout_s=FETCH_S)
+        offered = (answer.header("accept-encoding") or "").lower().split(",")
+        return 200 <= answer.status < 300 and ZSTD in (one.strip() for one in offered)
 
     async def exists(self, reference: str) -> bool:
         """Whether the cache has an object; raises TransportError."""
@@ -123,3 +155,18 @@ class Objects:
         return await self._client.request(
             "POST", reference, headers=(("sdcp-lease", str(lease_ms)),), timeout_s=FETCH_S
         )
+
+
+async def _plain(response: Response, octets_max: int) -> bytes:
+    """The object of an answer, decoded; raises ObjectGone or ObjectTooLarge."""
+    coding = (response.header("content-encoding") or "identity").lower()
+    if coding == "identity":
+        return response.body
+    if coding != ZSTD:
+        raise ObjectGone(f'the cache sent the content coding "{coding[:40]}", which was not asked')
+    try:
+        return await decoded(response.body, bytes_max=octets_max)
+    except DecodedTooLarge as error:
+        raise ObjectTooLarge(f"the object is larger than {octets_max} octets") from error
+    except BadCoding as error:
+        raise ObjectGone(f"the cache sent an object that cannot be decoded: {error}") from error

@@ -79,6 +79,10 @@ class LoopbackClient:
                 f"no answer to {method} {uri} within {timeout_s:g} s; it may have been processed"
             ) from error
 
+    def is_near(self, uri: str) -> bool:
+        """Whether a handler in this process answers there."""
+        return self._route(uri) is not None
+
     async def aclose(self) -> None:
         """Wait for the handlers that still run; the fallback belongs to its maker."""
         if self._running:

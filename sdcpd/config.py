@@ -164,6 +164,7 @@ class MlcSection(Section):
     log_path: Template = "/var/lib/sdcpd/{instance}/logs"
     log_size: Size = 16 << 30
     object_max: Size = 256 << 20
+    scope_max: Percent = 100
 
 
 class ApiSection(Section):

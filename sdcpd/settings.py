@@ -36,7 +36,12 @@ def permitted(config: Config) -> dict[str, Permitted]:
 def tier_specs(config: Config, fill: Callable[[str], Path]) -> list[TierSpec]:
     """`[mlc] tiers`; `fill` puts the instance's names into a path."""
     return [
-        TierSpec(tier.kind, tier.size, fill(tier.path) if tier.path else None)
+        TierSpec(
+            tier.kind,
+            tier.size,
+            fill(tier.path) if tier.path else None,
+            scope_share=config.mlc.scope_max / 100,
+        )
         for tier in config.mlc.tiers
     ]
 

@@ -26,6 +26,13 @@ class TierSpec:
     kind: Literal["host", "lmdb"]
     size_bytes: int
     path: Path | None = None
+    scope_share: float = 1.0
+    """What one scope may hold of it."""
+
+    @property
+    def scope_bytes_max(self) -> int:
+        """The same in octets."""
+        return max(1, int(self.size_bytes * self.scope_share))
 
 
 def build_objects(
@@ -70,5 +77,5 @@ def _check(spec: TierSpec) -> None:
 
 def _open(spec: TierSpec, clock: Callable[[], float]) -> HostTier | LmdbTier:
     if spec.path is None:
-        return HostTier(spec.size_bytes, clock=clock)
-    return LmdbTier(spec.path, spec.size_bytes, clock=clock)
+        return HostTier(spec.size_bytes, scope_bytes_max=spec.scope_bytes_max, clock=clock)
+    return LmdbTier(spec.path, spec.size_bytes, scope_bytes_max=spec.scope_bytes_max, clock=clock)

@@ -18,8 +18,14 @@ Evicted = Callable[[Key, Entry], None]
 class HostTier:
     """Keeps objects in memory within a byte budget; all of it is lost when the process ends."""
 
-    def __init__(self, size_bytes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ledger = Ledger(size_bytes, clock=clock)
+    def __init__(
+        self,
+        size_bytes: int,
+        *,
+        scope_bytes_max: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = Ledger(size_bytes, clock=clock, scope_bytes_max=scope_bytes_max)
         self._entries: dict[Key, Entry] = {}
         self._on_evicted: Evicted | None = None
         self._hits = self._misses = self._evicted = 0

@@ -6,12 +6,14 @@ used = sum over all accounts; leased = sum over those with a deadline; idle are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from tiers.api import Key, TierFull
 from tiers.s3fifo import S3Fifo
+from tiers.scopes import ScopeBooks
 
 _HEAP_SLACK = 64  # stale deadlines kept before the heap is rebuilt; renewals leave one each
 
@@ -48,8 +50,18 @@ class Admission:
 class Ledger:
     """Byte budget, leases and eviction order; holds no data and does no I/O."""
 
-    def __init__(self, size_bytes: int, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        size_bytes: int,
+        *,
+        clock: Callable[[], float],
+        scope_bytes_max: int | None = None,
+    ) -> None:
+        """`scope_bytes_max` bounds what one scope may hold of `size_bytes`."""
         self.size_bytes = size_bytes
+        # One that may hold all is bounded by the tier alone, and goes by the tier's order.
+        bounded = scope_bytes_max is not None and scope_bytes_max < size_bytes
+        self._scopes = ScopeBooks(scope_bytes_max if bounded else math.inf)
         self.used_bytes = 0
         self._leased_bytes = 0
         self._clock = clock
@@ -84,18 +96,22 @@ class Ledger:
         """
         self._lapse()
         old = self._accounts.get(key)
-        held_bytes = self._leased_bytes - (
-            old.size_bytes if old and old.deadline is not None else 0
-        )
-        if size_bytes > self.size_bytes - held_bytes:
-            raise TierFull(f"{size_bytes} octets asked, {self.size_bytes - held_bytes} not leased")
+        back_bytes = old.size_bytes if old and old.deadline is not None else 0
+        room_bytes = self.size_bytes - self._leased_bytes + back_bytes
+        if size_bytes > room_bytes:
+            raise TierFull(f"{size_bytes} octets asked, {room_bytes} not leased")
+        scope_bytes = self._scopes.room_bytes(key.scope) + back_bytes
+        if size_bytes > scope_bytes:
+            raise TierFull(f"{size_bytes} octets asked, {scope_bytes:.0f} left to the scope")
         if old is not None:
             self.remove(key)
-        victims = self.shed(size_bytes - (self.size_bytes - self.used_bytes))
+        victims = self._shed_of_scope(key.scope, size_bytes)
+        victims += self.shed(size_bytes - (self.size_bytes - self.used_bytes))
         self._generation = max(self._generation + 1, generation or 0)
         number = generation or self._generation
         self._accounts[key] = _Account(size_bytes, number)
         self._idle.add(key, size_bytes)
+        self._scopes.add(key, size_bytes)
         self.used_bytes += size_bytes
         if lease_s > 0:
             self.renew(key, lease_s)
@@ -114,9 +130,8 @@ class Ledger:
             if key == sparing:
                 spared = account
                 continue
-            victims.append(Victim(key, not account.outlived or account.reads > 1))
+            victims.append(self._gone(key))
             size_bytes -= account.size_bytes
-            self.remove(key)
         if spared is not None and sparing is not None:
             self._idle.add(sparing, spared.size_bytes, uses=spared.reads)
         return tuple(victims)
@@ -127,6 +142,7 @@ class Ledger:
         if account is not None:
             account.reads += 1
             self._idle.use(key)
+            self._scopes.use(key)
 
     def renew(self, key: Key, lease_s: float) -> bool:
         """Let the lease end `lease_s` seconds from now, 0 to release; False for no such object."""
@@ -141,6 +157,7 @@ class Ledger:
             return True
         if account.deadline is None:
             self._idle.remove(key)
+            self._scopes.lease(key, account.size_bytes)
             self._leased_bytes += account.size_bytes
         account.deadline = self._clock() + lease_s
         self._schedule(key, account.deadline)
@@ -152,6 +169,7 @@ class Ledger:
         if account is None:
             return False
         self.used_bytes -= account.size_bytes
+        self._scopes.remove(key, account.size_bytes)
         if account.deadline is None:
             self._idle.remove(key)
         else:
@@ -167,7 +185,20 @@ class Ledger:
         assert self._leased_bytes == sum(sizes[key] for key in leased)
         assert self._idle.keys() == set(sizes) - leased
         self._idle.check()
+        self._scopes.check(sizes, leased)
         assert {key for _, _, key in self._deadlines} >= leased
+
+    def _shed_of_scope(self, scope: str, size_bytes: int) -> tuple[Victim, ...]:
+        """Make room for so much more of a scope, among what is its own."""
+        victims = []
+        while (key := self._scopes.next_over(scope, size_bytes)) is not None:
+            victims.append(self._gone(key))
+        return tuple(victims)
+
+    def _gone(self, key: Key) -> Victim:
+        account = self._accounts[key]
+        self.remove(key)
+        return Victim(key, not account.outlived or account.reads > 1)
 
     def _release(self, key: Key, account: _Account) -> None:
         account.deadline = None
@@ -175,6 +206,7 @@ class Ledger:
         self._leased_bytes -= account.size_bytes
         # Its writer asked for that long and no longer, so it goes before what is merely old.
         self._idle.add_first(key, account.size_bytes)
+        self._scopes.release(key, account.size_bytes)
 
     def _lapse(self) -> None:
         now = self._clock()

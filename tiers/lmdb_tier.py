@@ -53,12 +53,13 @@ class LmdbTier:
         size_bytes: int,
         *,
         map_bytes: int | None = None,
+        scope_bytes_max: int | None = None,
         boot: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open or create; raises TierError. `map_bytes` is the size of the map (sparse)."""
         self._boot = boot_id() if boot is None else boot
-        self._ledger = Ledger(size_bytes, clock=clock)
+        self._ledger = Ledger(size_bytes, clock=clock, scope_bytes_max=scope_bytes_max)
         self._counts = _Counts()
         self._folder = Folder(path, setting="[mlc] tiers")
         try:

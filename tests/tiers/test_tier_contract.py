@@ -31,7 +31,12 @@ def open_stack_of_three(path: Path, clock: Clock) -> Checked:
     return TierStack([HostTier(SIZE_BYTES // 2, clock=clock) for _ in range(3)])
 
 
+def open_host_with_quota(path: Path, clock: Clock) -> Checked:
+    return HostTier(SIZE_BYTES, scope_bytes_max=SIZE_BYTES // 2, clock=clock)
+
+
 TestHost = contract(open_host, examples=40)
+TestHostWithQuota = contract(open_host_with_quota, examples=40)
 TestLmdb = contract(open_lmdb)
 TestStack = contract(open_stack)
 TestStackOfThree = contract(open_stack_of_three, examples=30)
@@ -118,3 +123,32 @@ async def test_many_renewals_leave_the_books_small(clock: Clock) -> None:
     ledger.check()
     assert len(ledger._deadlines) < 100
     assert ledger.leased_bytes == 1
+
+
+async def test_a_scope_makes_room_among_its_own(clock: Clock) -> None:
+    """One that writes without end pushes out nobody else's."""
+    tier = HostTier(
+        4 * (1000 + OBJECT_BYTES), scope_bytes_max=2 * (1000 + OBJECT_BYTES), clock=clock
+    )
+    other = Key("t", "A")
+    await tier.put(other, entry(9, 1000), lease_s=0)
+    for key in (A, B, C, D):
+        await tier.put(key, entry(1, 1000), lease_s=0)
+    assert await held(tier) == {C, D} and await tier.holds(other)
+    tier.check()
+
+
+async def test_leases_of_a_scope_are_bounded_with_it(clock: Clock) -> None:
+    tier = HostTier(
+        4 * (1000 + OBJECT_BYTES), scope_bytes_max=2 * (1000 + OBJECT_BYTES), clock=clock
+    )
+    await tier.put(A, entry(1, 1000), lease_s=5)
+    await tier.put(B, entry(2, 1000), lease_s=5)
+    with pytest.raises(TierFull, match="left to the scope"):
+        await tier.put(C, entry(3, 1000), lease_s=0)
+    await tier.put(B, entry(4, 1000), lease_s=5)
+    assert await tier.get(B) == entry(4, 1000), "its own place is enough for it"
+    await tier.put(Key("t", "A"), entry(5, 1000), lease_s=5)
+    clock.now += 5
+    await tier.put(C, entry(3, 1000), lease_s=0)
+    tier.check()

@@ -60,8 +60,8 @@ class Ledger:
         """`scope_bytes_max` bounds what one scope may hold of `size_bytes`."""
         self.size_bytes = size_bytes
         # One that may hold all is bounded by the tier alone, and goes by the tier's order.
-        bounded = scope_bytes_max is not None and scope_bytes_max < size_bytes
-        self._scopes = ScopeBooks(scope_bytes_max if bounded else math.inf)
+        share_bytes = size_bytes if scope_bytes_max is None else scope_bytes_max
+        self._scopes = ScopeBooks(share_bytes if share_bytes < size_bytes else math.inf)
         self.used_bytes = 0
         self._leased_bytes = 0
         self._clock = clock

@@ -91,13 +91,16 @@ class HttpClient:
         sent = False
         try:
             async with asyncio.timeout(timeout_s):
-                for attempt in range(1, ATTEMPTS_MAX + 1):
+                attempts = 0
+                while True:
                     connection = await self._connection(origin)
                     sent = True
                     try:
                         return await connection.call(fields, body)
                     except NotProcessed:
-                        if connection.is_usable or attempt == ATTEMPTS_MAX:
+                        # One that was retired before it began is no failure of the server's.
+                        attempts += not connection.retired
+                        if connection.is_usable or attempts == ATTEMPTS_MAX:
                             raise
                         sent = False
         except TimeoutError as error:
@@ -107,7 +110,6 @@ class HttpClient:
             raise RequestTimeout(
                 f"no answer to {what} within {timeout_s:g} s; it may have been processed"
             ) from error
-        raise AssertionError("the last attempt returns or raises")
 
     async def aclose(self) -> None:
         """Close every connection; requests in flight fail with ConnectionLost."""

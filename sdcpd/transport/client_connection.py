@@ -69,7 +69,8 @@ class ClientConnection(HttpPump):
         self._calls: dict[int, asyncio.Future[Response]] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._refusal: Exception | None = None
-        self._retired = False
+        self.retired = False
+        """Whether it was begun with what has been renewed since."""
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.ready.add_done_callback(mark_retrieved)
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -132,7 +133,7 @@ class ClientConnection(HttpPump):
 
         One that is being made closes as soon as it is ready: it was begun with what is old now.
         """
-        self._retired = True
+        self.retired = True
         if self._exchange is not None and self.is_open and self.ready.done():
             self._exchange.going = True
             self._wake_waiting(everyone=True)
@@ -195,7 +196,7 @@ class ClientConnection(HttpPump):
             self._wake_waiting(everyone=True)  # the server allows more than it did
         if self._exchange.ready and not self.ready.done():
             self.ready.set_result(None)
-            if self._retired:
+            if self.retired:
                 self.retire()
 
     def on_tick(self, now: float) -> None:

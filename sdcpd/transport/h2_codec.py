@@ -6,8 +6,6 @@ are in `h2_hardening.py`.
 
 from __future__ import annotations
 
-import math
-
 import h2.events
 from h2.config import H2Configuration
 from h2.exceptions import ProtocolError
@@ -197,7 +195,7 @@ class H2Codec:
             raise StreamGone(f"stream {stream_id} is closed")
         return stream
 
-    def _charge(self, bucket: LeakyBucket, amount: int, *, now: float) -> None:
+    def _charge(self, bucket: LeakyBucket, amount: float, *, now: float) -> None:
         if bucket.add(amount, now=now):
             self.go_away(final=True, code=ResetCode.ENHANCE_YOUR_CALM)
             kind = "resets" if bucket is self._resets else "frames that carry nothing"
@@ -232,7 +230,7 @@ class H2Codec:
         self._messages = self._data_frames = self._data_octets = 0
         self._data_frames_free = min(max(left, 0.0), DATA_FRAMES_FREE)
         if left < 0:
-            self._charge(self._idle_frames, math.ceil(-left), now=now)
+            self._charge(self._idle_frames, -left, now=now)
 
     def _translate(self, event: h2.events.Event, found: list[StreamEvent], now: float) -> None:
         """Turn one h2 event into ours; what h2 answers by itself is only counted."""

@@ -84,7 +84,7 @@ class LeakyBucket:
         self._level = 0.0
         self._updated: float | None = None
 
-    def add(self, amount: int, *, now: float) -> bool:
+    def add(self, amount: float, *, now: float) -> bool:
         """Count; returns whether the bucket runs over."""
         if self._updated is not None:
             self._level = max(0.0, self._level - (now - self._updated) * self._per_s)
@@ -92,6 +92,6 @@ class LeakyBucket:
         self._level += amount
         return self._level > self._burst
 
-    def take_back(self, amount: int) -> None:
+    def take_back(self, amount: float) -> None:
         """Uncount what did not happen after all."""
         self._level -= amount

@@ -6,6 +6,7 @@ of the connection pass through here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from sdcpd.transport.quic_tls import MutualQuic
 
 KEEPALIVE_PING = 1
 LAST_STREAM_ID_MAX = 2**62 - 4
+FRAME_HEADER_BYTES_MAX = 9  # of DATA: its type, and its length in at most 8 octets
 # HTTP/3's numbers for ours (RFC 9114 section 8.1).
 _CODES = {
     ResetCode.NO_ERROR: 0x100,
@@ -135,6 +137,7 @@ class H3Codec:
         self._peer_ready = self._peer_going = False
         self._last_heard = now
         self._pinged: float | None = None
+        self._shortest_rtt_s, self._rtt_until = math.inf, now
         self._urgent: set[int] = set()
         """Streams of small messages, which go before what waits of large ones."""
         self._room: int | None = None
@@ -151,6 +154,7 @@ class H3Codec:
                 self._last_heard, self._pinged = now, None
                 self._quic.receive_datagram(bytes(data), address, now=now)
                 self._charge_frames(len(data), now)
+                self._note_rtt(now)
             while (event := self._next_event()) is not None:
                 self._take(event, found, now)
         except HttpProtocolError:
@@ -203,15 +207,30 @@ class H3Codec:
             return 0
         if self._room is None:
             self._room = self._in_flight_max() - self._waiting_bytes()
-        return max(0, min(self._limits.frame_bytes_max, self._room))
+        return max(0, min(self._limits.frame_bytes_max, self._room, self._window(stream_id)))
+
+    def _window(self, stream_id: int) -> int:
+        """What the peer allows on a stream; more would take the room of other streams."""
+        stream = self._quic._streams.get(stream_id)
+        if stream is None:
+            return self._limits.frame_bytes_max
+        given = int(stream.sender._buffer_stop)
+        return int(stream.max_stream_data_remote) - given - FRAME_HEADER_BYTES_MAX
 
     def _in_flight_max(self) -> int:
         """Octets that may wait for ACKs: on a short path more would only wait at the peer."""
         limits, quic = self._limits, self._quic
-        if quic._loss._rtt_min > limits.short_path_s:
+        if self._shortest_rtt_s > limits.short_path_s:
             return limits.send_buffer_bytes_max
         few = limits.short_path_datagrams_max * int(quic._max_datagram_size)
         return min(limits.send_buffer_bytes_max, few)
+
+    def _note_rtt(self, now: float) -> None:
+        """Keep the shortest round trip of the last seconds."""
+        rtt_s = self._quic._loss._rtt_latest
+        if rtt_s and (rtt_s < self._shortest_rtt_s or now > self._rtt_until):
+            self._shortest_rtt_s = rtt_s
+            self._rtt_until = now + self._limits.short_path_window_s
 
     @property
     def unsent(self) -> bool:

@@ -54,12 +54,15 @@ FAST_BODY_BYTES_MAX = 64 << 10
 BLOCKS_KEPT_MAX = 128
 BLOCK_KEPT_LIST_BYTES_MAX = 1 << 10
 # TLS records that carry nothing (key updates, records of an octet) cost us and not the peer; an
-# octet that is worth reading pays for a few. A record that is not whole yet is owed for that long.
-SILENT_TLS_BYTES_MAX = 64 << 10
+# octet that is worth reading pays for a few. Records may be padded, so that what is left is charged
+# to a bucket that lets a good deal pass.
+SILENT_TLS_BYTES_BURST = 1 << 20
+SILENT_TLS_BYTES_PER_S = 512 << 10
 SILENT_TLS_BYTES_PER_OCTET = 4
 # After so long in one turn a connection waits for the others' turns before it is read again: the
-# loop reads a socket many times in a row.
+# loop reads a socket many times in a row. What costs that much then comes in small pieces.
 READ_TURN_S = 0.001
+SLOW_PIECE_BYTES = 16 << 10
 # Timers go by milliseconds: what QUIC's pacing allows in two of them must be allowed at once.
 PACE_TICK_S = 0.002
 # What one turn of the event loop may encrypt and write, so that other connections get theirs.
@@ -98,7 +101,7 @@ class H2Limits:
     idle_frames_per_s: float = 200.0
     # DATA frames of an octet are legal and cost as much as large ones: each must be paid for by
     # so many octets of body, or by one of the first few of its message.
-    octets_per_data_frame: int = 256
+    octets_per_data_frame: int = 32
     data_frames_per_message: int = 4
     # Window updates are owed for what we send: two for each frame of the smallest size allowed
     # would be one in 8 KiB, and clients with small windows send more.
@@ -124,7 +127,9 @@ class H3Limits:
     send_buffer_bytes_max: int = 128 << 10
     # On a path shorter than this, so many datagrams in flight keep both ends busy; each costs its
     # receiver tens of microseconds, and a small message waits behind all of them.
-    short_path_s: float = 0.002
+    short_path_s: float = 0.004
+    # The shortest of so long: the path may become another, and queues come and go.
+    short_path_window_s: float = 5.0
     short_path_datagrams_max: int = 48
     frame_bytes_max: int = 16 << 10
     header_list_bytes_max: int = 16 << 10

@@ -71,6 +71,10 @@ class LinkUser(Protocol):
         """Octets for the codec; the view is valid during this call only."""
         ...
 
+    def link_flooded(self, what: str) -> None:
+        """The peer sends too much of what carries nothing; say goodbye."""
+        ...
+
     def link_resumed(self) -> None:
         """The write buffer drained below its mark."""
         ...

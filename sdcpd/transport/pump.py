@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 
-from sdcpd.transport.http import Address, HttpConnection, HttpProtocolError, StreamEvent
+from sdcpd.transport.http import (
+    Address,
+    HttpConnection,
+    HttpProtocolError,
+    ResetCode,
+    StreamEvent,
+)
 from sdcpd.transport.link import Link
 
 # How late a deadline that nobody foresaw may be noticed.
@@ -54,6 +60,13 @@ class HttpPump(ABC):
         except Exception:
             self.abort()  # a fault of ours: nobody may wait for the rest of what came
             raise
+
+    def link_flooded(self, what: str) -> None:
+        """The peer sends too much of what carries nothing."""
+        if self._codec is not None:
+            self._codec.go_away(final=True, code=ResetCode.ENHANCE_YOUR_CALM)
+        code = ResetCode.ENHANCE_YOUR_CALM
+        self.give_up(HttpProtocolError(f"flood of {what}", code=code))
 
     def link_resumed(self) -> None:
         """There is room in the write buffer again."""

@@ -15,13 +15,16 @@ from enum import Enum, Flag, auto
 from typing import cast
 
 from sdcpd.transport.h2_fast import FastH2Codec
-from sdcpd.transport.http import HttpConnection, HttpProtocolError, Outgoing, Peer
+from sdcpd.transport.h2_hardening import LeakyBucket
+from sdcpd.transport.http import HttpConnection, Outgoing, Peer
 from sdcpd.transport.limits import (
     LINGER_S,
     READ_TURN_S,
     REPLY_BACKLOG_BYTES,
-    SILENT_TLS_BYTES_MAX,
+    SILENT_TLS_BYTES_BURST,
     SILENT_TLS_BYTES_PER_OCTET,
+    SILENT_TLS_BYTES_PER_S,
+    SLOW_PIECE_BYTES,
     WRITE_HIGH_WATER_BYTES,
     H2Limits,
 )
@@ -31,6 +34,7 @@ from sdcpd.transport.tls import ALPN, RecordingSSLObject, peer_of
 
 TLS_HANDSHAKE_RECORD = 0x16
 TLS_ALERT_RECORD = 0x15
+TLS_RECORD_BYTES_MAX = 5 + (16 << 10) + 256  # RFC 8446 section 5.2
 
 
 class Scratch:
@@ -87,8 +91,12 @@ class TlsLink(asyncio.BufferedProtocol):
         self._first_octets = True
         self._aborted = False
         self._holds = _Hold(0)
-        self._silent_bytes = 0
-        """Octets of TLS that those of HTTP have not paid for."""
+        self._silent = LeakyBucket(SILENT_TLS_BYTES_BURST, SILENT_TLS_BYTES_PER_S)
+        self._owed_bytes = 0
+        """Octets of TLS that those of HTTP have not paid for yet."""
+        self._slow = False
+        self._rest = b""
+        """What was read and is not decrypted yet, of a connection that takes long turns."""
         self._told_lost = False
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -182,15 +190,10 @@ class TlsLink(asyncio.BufferedProtocol):
             if data[0] not in (TLS_HANDSHAKE_RECORD, TLS_ALERT_RECORD):
                 self._refuse_plain(bytes(data[:16]))
                 return
-        self._incoming.write(data)
-        if self._state is _State.HANDSHAKE:
-            self._handshake()
-        if self._state is _State.OPEN:
-            begin = time.monotonic()
-            self._read(nbytes)
-            if time.monotonic() - begin > READ_TURN_S:
-                self._hold(_Hold.TURN)
-                asyncio.get_running_loop().call_soon(self._release, _Hold.TURN)
+        if self._slow and nbytes > SLOW_PIECE_BYTES:
+            self._rest = bytes(data[SLOW_PIECE_BYTES:])
+            data = data[:SLOW_PIECE_BYTES]
+        self._take(data)
 
     def eof_received(self) -> None:
         """The peer ended; the loop then closes the socket (asyncio)."""
@@ -238,6 +241,30 @@ class TlsLink(asyncio.BufferedProtocol):
         self._state = _State.OPEN
         self._user.link_open(self)
 
+    def _take(self, data: bytes | memoryview) -> None:
+        """Decrypt octets and pass on what they hold; in turns with others where that takes long."""
+        begin = time.monotonic()
+        self._incoming.write(data)
+        if self._state is _State.HANDSHAKE:
+            self._handshake()
+        if self._state is _State.OPEN:
+            self._read(len(data))
+        self._slow = time.monotonic() - begin > READ_TURN_S
+        if self._state is not _State.OPEN or not (self._slow or self._rest):
+            self._release(_Hold.TURN)
+            return
+        self._hold(_Hold.TURN)
+        asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        """Go on with what is left of the octets that were read, or read on."""
+        if self._rest and self._state is _State.OPEN:
+            piece, self._rest = self._rest[:SLOW_PIECE_BYTES], self._rest[SLOW_PIECE_BYTES:]
+            self._take(piece)
+        else:
+            self._rest = b""
+            self._release(_Hold.TURN)
+
     def _hold(self, hold: _Hold) -> None:
         """Read no more until this, and whatever else holds, is released."""
         if not self._holds and not self._live_transport.is_closing():
@@ -252,8 +279,7 @@ class TlsLink(asyncio.BufferedProtocol):
     def _read(self, wire_bytes: int) -> None:
         """Decrypt all that arrived and pass it on in large pieces."""
         plain = self._scratch.plain
-        more = True
-        self._silent_bytes += wire_bytes
+        more, paid = True, 0
         while more and self._state is _State.OPEN:
             filled, error = 0, None
             try:
@@ -268,15 +294,26 @@ class TlsLink(asyncio.BufferedProtocol):
             except ssl.SSLError as reason:
                 more, error = False, reason
             if filled:
-                paid = filled * SILENT_TLS_BYTES_PER_OCTET
-                self._silent_bytes = max(0, self._silent_bytes - paid)
+                paid += filled * SILENT_TLS_BYTES_PER_OCTET
                 self._user.link_data(plain[:filled])
             if error is not None:
                 self.close(None if isinstance(error, ssl.SSLZeroReturnError) else error)
-        if self._silent_bytes > SILENT_TLS_BYTES_MAX:
-            self.close(HttpProtocolError("flood of TLS records that carry nothing"))
+        self._charge(wire_bytes - paid)
         if self._outgoing.pending:
             self._flush()
+
+    def _charge(self, silent_bytes: int) -> None:
+        """Count octets of TLS that those of HTTP have not paid for; a record may be half here."""
+        if silent_bytes <= 0:
+            self._owed_bytes = max(0, self._owed_bytes + silent_bytes)
+            return
+        self._owed_bytes += silent_bytes
+        over = self._owed_bytes - TLS_RECORD_BYTES_MAX
+        if over <= 0:
+            return
+        self._owed_bytes -= over
+        if self._silent.add(over, now=asyncio.get_running_loop().time()):
+            self._user.link_flooded("TLS records that carry nothing")
 
     def _flush(self) -> None:
         if self._outgoing.pending and self._transport is not None:

@@ -126,6 +126,7 @@ class VerifierSection(Section):
     output_wait: Duration = 10.0
     enforcing_logs: bool = False
     publish_kv: bool = False
+    keep_kv: bool = True
     status_ttl: Duration = 3.0
     model: ModelSection = ModelSection()
 

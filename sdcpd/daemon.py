@@ -154,6 +154,7 @@ class Daemon:
             mlc=mlc,
             name=instance_name(instance.name),
             status_ttl_s=section.status_ttl,
+            kv_tier=objects if section.keep_kv else None,
         )
         self._parts.stack.push_async_callback(verifier.aclose)
         metrics = Metrics("verifier", verifier.rounds)

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from sdcpd.protocol.messages import Sampling
 
+KV_BLOCK_TOKENS = 64
+"""Tokens of a block of KV: a later prompt that begins alike is spared a multiple of it."""
+
 Draw = Callable[[int, int], float]
 """Random value in [0, 1) for (position i, purpose), section 6.4."""
 
@@ -86,13 +89,29 @@ class TargetEngine(Protocol):
     def info(self) -> EngineInfo: ...
 
     async def prepare(
-        self, session: bytes, epoch: int, prefix: Prefix, *, kv: bytes | None = None
-    ) -> None:
+        self,
+        session: bytes,
+        epoch: int,
+        prefix: Prefix,
+        *,
+        kv: bytes | None = None,
+        blocks: Sequence[bytes] = (),
+    ) -> int:
         """Have the KV of a prefix ahead of its first round; raises EngineError.
 
         `kv` is a KV object for a beginning of the prefix (D-M4): what it covers is not computed,
-        and whatever is wrong with it, it is ignored (D-O10).
+        and whatever is wrong with it, it is ignored (D-O10). `blocks` are the first of those that
+        `blocks` made of the same tokens. Returns how many tokens were not computed.
         """
+        ...
+
+    async def blocks(self, session: bytes, epoch: int, first: int, count: int) -> list[bytes]:
+        """The KV of a session's tokens in blocks of KV_BLOCK_TOKENS, from block `first` on.
+
+        Fewer than `count` where they are not all there; octets that mean something to an engine of
+        the same model and fingerprint alone. Raises EngineError.
+        """
+        ...
 
     async def export(self, session: bytes, epoch: int, tokens: int) -> bytes | None:
         """The KV object for the session's first `tokens`; None if they are not all there."""

@@ -12,7 +12,15 @@ import secrets
 import struct
 from collections.abc import Sequence
 
-from sdcpd.engine.api import Draft, DraftWork, EngineInfo, Prefix, Score, Scored
+from sdcpd.engine.api import (
+    KV_BLOCK_TOKENS,
+    Draft,
+    DraftWork,
+    EngineInfo,
+    Prefix,
+    Score,
+    Scored,
+)
 from sdcpd.protocol.acceptance import (
     Acceptance,
     check_rows,
@@ -76,12 +84,36 @@ class FakeTarget:
         self.info = EngineInfo(name, digest, digest, model.vocab, 1 << 20, "fake", True)
 
     async def prepare(
-        self, session: bytes, epoch: int, prefix: Prefix, *, kv: bytes | None = None
-    ) -> None:
+        self,
+        session: bytes,
+        epoch: int,
+        prefix: Prefix,
+        *,
+        kv: bytes | None = None,
+        blocks: Sequence[bytes] = (),
+    ) -> int:
         """See TargetEngine; nothing is computed, but what would have been is noted."""
         self._prefixes[(session, epoch)] = prefix
         known = self._covered(prefix, kv) if kv is not None else 0
+        known = known or self._covered_by_blocks(prefix, blocks)
         self.prefilled.append(max(0, prefix.length - 1 - known))
+        return min(known, prefix.length - 1)
+
+    async def blocks(self, session: bytes, epoch: int, first: int, count: int) -> list[bytes]:
+        """Hashes of the tokens up to each block's end, as long as `kv_octets` says."""
+        prefix = self._prefixes.get((session, epoch))
+        whole = 0 if prefix is None else len(prefix.tokens) // KV_BLOCK_TOKENS
+        numbers = range(first, min(first + count, whole))
+        return [self._block(prefix, number) for number in numbers if prefix is not None]
+
+    def _block(self, prefix: Prefix, number: int) -> bytes:
+        covered = prefix.tokens[: (number + 1) * KV_BLOCK_TOKENS]
+        return kv_prefix_hash(covered).ljust(self.kv_octets(KV_BLOCK_TOKENS), b"\0")
+
+    def _covered_by_blocks(self, prefix: Prefix, blocks: Sequence[bytes]) -> int:
+        good = [one == self._block(prefix, number) for number, one in enumerate(blocks)]
+        assert all(good), "the blocks of other tokens: whoever found them has mixed them up"
+        return len(good) * KV_BLOCK_TOKENS
 
     async def export(self, session: bytes, epoch: int, tokens: int) -> bytes | None:
         """A hash of the tokens, as long as `kv_octets` says."""

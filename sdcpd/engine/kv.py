@@ -54,9 +54,10 @@ class SessionKv:
             new[:, :, :have] = old
             setattr(self, name, new)
 
-    def rows(self, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A copy of the keys and values [layers, heads, positions, dim] of the first positions."""
-        return self.keys[:, :, :positions].clone(), self.values[:, :, :positions].clone()
+    def rows(self, positions: int, *, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy of the keys and values [layers, heads, n, dim] of positions from `start` on."""
+        part = slice(start, start + positions)
+        return self.keys[:, :, part].clone(), self.values[:, :, part].clone()
 
     def load(self, tokens: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
         """Begin anew with `tokens`, the first of those whose rows these are."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import torch
 
-from sdcpd.engine.api import EngineInfo
+from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineInfo
 from sdcpd.engine.kv import SessionKv
 from sdcpd.protocol import cbor
 from sdcpd.protocol.codec import encode_item
@@ -73,6 +74,31 @@ class KvRows:
     def positions(self) -> int:
         """How many positions they cover."""
         return self.keys.shape[2]
+
+
+def encode_blocks(kind: KvKind, rows: KvRows) -> list[bytes]:
+    """Rows cut into blocks, each laid out as an object's octet string, without a header."""
+    both = torch.stack((rows.keys, rows.values), dim=1).cpu()
+    stored = both.view(_bits(kind.dtype)).numpy().astype(_stored(kind.dtype), copy=False)
+    starts = range(0, rows.positions - KV_BLOCK_TOKENS + 1, KV_BLOCK_TOKENS)
+    return [stored[:, :, :, at : at + KV_BLOCK_TOKENS].tobytes() for at in starts]
+
+
+def decode_blocks(blocks: Sequence[bytes], *, kind: KvKind) -> KvRows | None:
+    """The rows of consecutive blocks, up to the first of a wrong size; None if there are none."""
+    good = list(takewhile(lambda one: len(one) == kind.octets(KV_BLOCK_TOKENS), blocks))
+    if not good:
+        return None
+    positions = len(good) * KV_BLOCK_TOKENS
+    shape = (kind.layers, 2, kind.heads, positions, kind.head_dim)
+    own = np.empty(shape, dtype=_stored(kind.dtype).newbyteorder("="))
+    for number, octets in enumerate(good):
+        at = number * KV_BLOCK_TOKENS
+        part = np.frombuffer(octets, dtype=_stored(kind.dtype))
+        whole = part.reshape(*shape[:3], KV_BLOCK_TOKENS, kind.head_dim)
+        own[:, :, :, at : at + KV_BLOCK_TOKENS] = whole
+    both = torch.from_numpy(own).view(kind.dtype)
+    return KvRows(both[:, 0], both[:, 1])
 
 
 class _Unusable(Exception):

@@ -9,9 +9,16 @@ from collections.abc import Sequence
 import torch
 
 from sdcpd.engine.accept import accept
-from sdcpd.engine.api import EngineInfo, Prefix, Score, Scored
+from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineInfo, Prefix, Score, Scored
 from sdcpd.engine.kv import SessionKv
-from sdcpd.engine.kv_object import KvKind, KvRows, decode_kv, encode_kv
+from sdcpd.engine.kv_object import (
+    KvKind,
+    KvRows,
+    decode_blocks,
+    decode_kv,
+    encode_blocks,
+    encode_kv,
+)
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 from sdcpd.engine.worker import Worker
 
@@ -100,18 +107,40 @@ class LlamaTarget:
         self.worker = Worker(runner, rows_max=rows_max, kv_octets_max=kv_octets_max, name="target")
 
     async def prepare(
-        self, session: bytes, epoch: int, prefix: Prefix, *, kv: bytes | None = None
-    ) -> None:
+        self,
+        session: bytes,
+        epoch: int,
+        prefix: Prefix,
+        *,
+        kv: bytes | None = None,
+        blocks: Sequence[bytes] = (),
+    ) -> int:
         """See TargetEngine."""
         tokens = self._tokens(prefix)
         rows = None
         if kv is not None:
             rows = await asyncio.to_thread(decode_kv, kv, kind=self._kind, tokens=tokens)
+        if rows is None and blocks:
+            rows = await asyncio.to_thread(decode_blocks, blocks, kind=self._kind)
         if rows is not None:
             log.info("KV of %d positions loaded", rows.positions)
         # The last token is fed with the first round, whether an object has its rows or not.
         if len(tokens) > 1:
             await self.worker.run(_PrepareJob(tokens[:-1], (session, epoch), rows))
+        return 0 if rows is None else min(rows.positions, len(tokens) - 1)
+
+    async def blocks(self, session: bytes, epoch: int, first: int, count: int) -> list[bytes]:
+        """See TargetEngine."""
+
+        def copy(kv: SessionKv) -> KvRows:
+            have = min(len(kv.tokens) // KV_BLOCK_TOKENS - first, count)
+            part = max(have, 0) * KV_BLOCK_TOKENS
+            return KvRows(*kv.rows(part, start=first * KV_BLOCK_TOKENS))
+
+        copied = await self.worker.read((session, epoch), copy)
+        if copied is None or not copied.positions:
+            return []
+        return await asyncio.to_thread(encode_blocks, self._kind, copied)
 
     async def export(self, session: bytes, epoch: int, tokens: int) -> bytes | None:
         """See TargetEngine."""

@@ -51,12 +51,14 @@ from sdcpd.roles.counts import RoundCounts
 from sdcpd.roles.events import EventSender
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
+from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.rates import RateLimit
 from sdcpd.roles.target_kv import TargetKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.roles.verifier_opening import Opener
 from sdcpd.roles.verifier_session import ServedSession, SessionContext
 from sdcpd.transport.http import Client, Request, Response
+from tiers.api import Tier
 
 log = logging.getLogger("sdcpd.verifier")
 RULES = (Rule.GREEDY, Rule.SPECULATIVE_SAMPLING, Rule.RACE)
@@ -96,7 +98,9 @@ class Verifier:
         mlc: Mlc | None,
         name: str,
         status_ttl_s: float,
+        kv_tier: Tier | None = None,
     ) -> None:
+        """`kv_tier` keeps KV for later prompts that begin alike; None keeps none."""
         self.config = config
         self.instance = name
         self.counts: Counter[str] = Counter()
@@ -106,12 +110,15 @@ class Verifier:
         target_kv = TargetKv(
             engine, objects, publish_to=config.router if config.publish_kv else None
         )
+        prefix_kv = PrefixKv(engine, kv_tier)
         self._opener = Opener(
             engine,
             client=client,
             objects=objects,
             target_kv=target_kv,
+            prefix_kv=prefix_kv,
             enforcing=config.enforcing_logs,
+            reused=self._count_reused,
         )
         self._tasks = Tasks()
         self._sessions: dict[bytes, ServedSession] = {}
@@ -128,6 +135,7 @@ class Verifier:
             engine=engine,
             objects=objects,
             target_kv=target_kv,
+            prefix_kv=prefix_kv,
             tasks=self._tasks,
             load=self.load,
             lower=lambda: self.load() > LOAD_HIGH,
@@ -136,6 +144,9 @@ class Verifier:
             round_wait_s=ROUND_WAIT_S,
         )
         self.listener = Listener(config.base_uri, self._routes(), peers=peers, mlc=mlc)
+
+    def _count_reused(self, tokens: int) -> None:
+        self.counts["kv_tokens_reused"] += tokens
 
     def _routes(self) -> list[Route]:
         return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sdcpd.engine.api import EngineError, Prefix, TargetEngine
 from sdcpd.protocol.commit_log import LogSummary
@@ -17,6 +17,7 @@ from sdcpd.protocol.verifier import VerifierSession
 from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable
 from sdcpd.roles.objects import Objects
+from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.target_kv import TargetKv
 from sdcpd.transport.http import Client
 
@@ -33,10 +34,14 @@ class Opener:
         client: Client,
         objects: Objects,
         target_kv: TargetKv,
+        prefix_kv: PrefixKv,
         enforcing: bool,
+        reused: Callable[[int], None],
     ) -> None:
+        """`reused` is told how many tokens' KV an opening did not have to compute."""
         self._engine, self._client, self._objects = engine, client, objects
-        self._target_kv, self._enforcing = target_kv, enforcing
+        self._target_kv, self._prefix_kv, self._enforcing = target_kv, prefix_kv, enforcing
+        self._reused = reused
 
     def check_models(self, opened: SessionOpen) -> None:
         """Raise BadContract unless the contract is for the model served here (D-C5)."""
@@ -96,8 +101,15 @@ class Opener:
             scope=opened.contract.scope,
             tokens=prefix.length,
         )
+        blocks: Sequence[bytes] = ()
+        if kv is None and prefix.prompt:
+            blocks = await self._prefix_kv.find(machine.tokens, scope=opened.contract.scope)
         try:
-            await self._engine.prepare(machine.session, machine.epoch, prefix, kv=kv)
+            self._reused(
+                await self._engine.prepare(
+                    machine.session, machine.epoch, prefix, kv=kv, blocks=blocks
+                )
+            )
         except EngineError as e:
             raise Unavailable(f"the prompt's KV could not be computed: {e}", retry_after_s=1) from e
 

@@ -47,6 +47,7 @@ from sdcpd.protocol.verifier_io import (
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable, Outcome
 from sdcpd.roles.events import EventSender
 from sdcpd.roles.objects import NotTrusted, ObjectGone, Objects, ObjectTooLarge
+from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.target_kv import TargetKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import TransportError
@@ -62,6 +63,7 @@ class SessionContext:
     engine: TargetEngine
     objects: Objects
     target_kv: TargetKv
+    prefix_kv: PrefixKv
     tasks: Tasks
     load: Callable[[], int]
     lower: Callable[[], bool]
@@ -87,6 +89,7 @@ class ServedSession:
         self.label = session_path_id(machine.session)
         self._log, self._events, self._context = commit_log, events, context
         self._publish_kv = context.target_kv.wanted(machine.prompt_length)
+        self._keep_kv = True
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Message | None]] = {}
         self._changed = asyncio.Event()
@@ -170,12 +173,22 @@ class ServedSession:
                 if self._publish_kv:  # once: the first round has had its turn of the engine
                     self._publish_kv = False
                     self._spawn(self._context.target_kv.publish(self.machine), "publish")
+                if self._keep_kv:  # so that whoever comes meanwhile with the same beginning has it
+                    self._keep_kv = False
+                    self._spawn(self._context.prefix_kv.keep(self.machine), "keep")
             case Ended():
                 log.info("session %s: %s", self.label, action.reason)
-                self._context.engine.forget(self.machine.session, self.machine.epoch)
+                self._spawn(self._keep_and_forget(), "forget")
                 self._events.finish()
                 self._log.drop_content()
                 self._context.ended(self)
+
+    async def _keep_and_forget(self) -> None:
+        """Keep the KV of the whole text, with which the next turn of a chat begins; then free it."""
+        try:
+            await self._context.prefix_kv.keep(self.machine)
+        finally:
+            self._context.engine.forget(self.machine.session, self.machine.epoch)
 
     def _spawn(self, coroutine: object, what: str) -> None:
         self._context.tasks.spawn(coroutine, name=f"{what} {self.label}")  # type: ignore[arg-type]

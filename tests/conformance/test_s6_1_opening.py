@@ -117,10 +117,12 @@ class HandedTarget(FakeTarget):
 
     kv: bytes | None = b"not asked"
 
-    async def prepare(self, session: Any, epoch: int, prefix: Any, *, kv: Any = None) -> None:
+    async def prepare(
+        self, session: Any, epoch: int, prefix: Any, *, kv: Any = None, blocks: Any = ()
+    ) -> int:
         """See TargetEngine."""
         self.kv = kv
-        await super().prepare(session, epoch, prefix, kv=kv)
+        return await super().prepare(session, epoch, prefix, kv=kv, blocks=blocks)
 
 
 @pytest.mark.parametrize("how", ["largest", "too large", "gone", "silent", "other scope"])

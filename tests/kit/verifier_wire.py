@@ -34,6 +34,7 @@ from tests.kit.answers import state_of
 from tests.kit.cluster import PEERS, ROUTER, peer
 from tests.kit.mlc import LossyClient, MemoryMlc
 from tests.kit.verifier_machine import SESSION, STATUS, contract
+from tiers.api import Tier
 
 BASE, DRAFTER, OTHER = "https://v0.test/", "https://d0.test/", "https://d1.test/"
 NAMED = {"drafter": DRAFTER, "other": OTHER}
@@ -53,6 +54,7 @@ class Wire:
     """Members of the contract that differ from the kit's."""
     config: dict[str, object] = field(default_factory=dict)
     """Of VerifierConfig; `load` pins the reading."""
+    kv_tier: Tier | None = None
 
     def __post_init__(self) -> None:
         self.network: dict[str, Handler] = {ROUTER: self._router}
@@ -79,6 +81,7 @@ class Wire:
             mlc=MemoryMlc(),
             name="v0.x",
             status_ttl_s=3.0,
+            kv_tier=self.kv_tier,
         )
         self.network[self.base] = self.verifier.listener.handle
         self.clients: dict[str, Client] = {

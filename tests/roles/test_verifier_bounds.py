@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +52,13 @@ async def test_openings_of_one_session_never_run_side_by_side(wire: Wire) -> Non
     third: list[asyncio.Task[object]] = []
 
     async def prepare(
-        session: bytes, epoch: int, prefix: Prefix, *, kv: bytes | None = None
-    ) -> None:
+        session: bytes,
+        epoch: int,
+        prefix: Prefix,
+        *,
+        kv: bytes | None = None,
+        blocks: Sequence[bytes] = (),
+    ) -> int:
         nonlocal running, most, begun
         begun += 1
         running += 1
@@ -62,6 +68,7 @@ async def test_openings_of_one_session_never_run_side_by_side(wire: Wire) -> Non
         running -= 1
         if begun == 1:
             raise RuntimeError("out of memory")
+        return 0
 
     wire.engine.prepare = prepare  # type: ignore[method-assign]
     first = asyncio.ensure_future(wire.open())

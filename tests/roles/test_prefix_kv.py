@@ -1,0 +1,153 @@
+"""KV that a later prompt with the same beginning finds in the verifier's own tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sdcpd.engine.fake import FakeModel, FakeTarget
+from sdcpd.roles.prefix_kv import SCOPE, block_names
+from tests.kit.answers import state_of, until, verdict_of
+from tests.kit.scripted import quiet
+from tests.kit.tier_contract import entry
+from tests.kit.verifier_wire import Wire
+from tests.tiers.test_mlc_resource import Mlc
+from tiers.api import Key, Tier
+from tiers.host import HostTier
+from tiers.lmdb_tier import LmdbTier
+
+PROMPT = tuple(i * 5 % 32 for i in range(200))
+A, B = b"\x07" * 16, b"\x08" * 16
+
+
+def wire_with(tier: Tier | None, **members: object) -> Wire:
+    """A new verifier over a tier, as after a restart."""
+    return Wire(kv_tier=tier, members=members)
+
+
+async def served(wire: Wire, prompt: tuple[int, ...] = PROMPT, *, rounds: int = 1) -> list[int]:
+    """Open a session and have rounds; returns what was committed."""
+    state_of(await wire.open(prompt=prompt))
+    state_of(await wire.name())
+    tokens: list[int] = []
+    for _ in range(rounds):
+        tokens += verdict_of(await wire.propose(wire.good(3))).emitted
+    await quiet()
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("second", "spared"),
+    [
+        (PROMPT, 192),
+        (PROMPT[:193], 192),
+        (PROMPT[:192], 128),  # its last token is fed with the first round
+        ((*PROMPT[:150], *[1] * 80), 128),
+        (PROMPT[:64], 0),
+        ((1, *PROMPT[1:]), 0),
+    ],
+)
+async def test_what_begins_alike_is_not_computed_again(
+    second: tuple[int, ...], spared: int
+) -> None:
+    tier = HostTier(1 << 20)
+    await served(wire_with(tier))
+    wire = wire_with(tier)
+    await served(wire, second)
+    assert wire.engine.prefilled == [len(second) - 1 - spared]
+    assert wire.verifier.counts["kv_tokens_reused"] == spared
+
+
+async def test_the_output_is_the_same_with_hits_and_without() -> None:
+    tier = HostTier(1 << 20)
+    texts = [await served(wire_with(one), rounds=4) for one in (None, tier, tier)]
+    assert texts[0] == texts[1] == texts[2]
+
+
+async def test_the_text_of_a_session_is_kept_when_it_ends() -> None:
+    """The next turn of a chat begins with it."""
+    tier = HostTier(1 << 20)
+    wire = wire_with(tier, max_new=66)
+    text = [*PROMPT, *await served(wire)]
+    while len(text) < len(PROMPT) + 66:
+        if len(text) > 200 + 4:
+            assert await tier.holds(key_of(text, 2)) and not await tier.holds(key_of(PROMPT, 3))
+        text += verdict_of(await wire.propose(wire.good(3))).emitted
+    await quiet()
+    assert await tier.holds(key_of(text, 3))
+
+
+def key_of(text: Sequence[int], number: int) -> Key:
+    """Of a block of a text without a scope."""
+    info = FakeTarget(FakeModel()).info
+    names = list(block_names(text, info=info, scope=None))
+    return Key(SCOPE, names[number] if number < len(names) else "none")
+
+
+async def test_scopes_share_nothing() -> None:
+    """D-M3: neither KV, nor the knowledge of what another has asked."""
+    tier = HostTier(1 << 20)
+    await served(wire_with(tier, scope=A))
+    for scope, spared in ((B, 0), (None, 0), (A, 192)):
+        wire = wire_with(tier, scope=scope)
+        await served(wire)
+        assert wire.verifier.counts["kv_tokens_reused"] == spared
+
+
+async def test_another_model_finds_nothing() -> None:
+    tier = HostTier(1 << 20)
+    await served(wire_with(tier))
+
+    def other(model: FakeModel) -> FakeTarget:
+        made = FakeTarget(model)
+        made.info = replace(made.info, fingerprint="another machine")
+        return made
+
+    wire = Wire(kv_tier=tier, engine_kind=other)
+    await served(wire)
+    assert wire.verifier.counts["kv_tokens_reused"] == 0
+
+
+async def test_an_engine_that_is_not_exact_keeps_and_finds_nothing() -> None:
+    """KV computed beside others could change output (D-O10)."""
+
+    def inexact(model: FakeModel) -> FakeTarget:
+        made = FakeTarget(model)
+        made.info = replace(made.info, exact=False)
+        return made
+
+    tier = HostTier(1 << 20)
+    await served(Wire(kv_tier=tier, engine_kind=inexact))
+    assert tier.stats().objects == 0
+
+
+async def test_a_restart_finds_it_on_the_disk(tmp_path: Path) -> None:
+    first = LmdbTier(tmp_path, 4 << 20)
+    await served(wire_with(first))
+    await until(lambda: first.stats().objects == 3)
+    await first.aclose()
+    second = LmdbTier(tmp_path, 4 << 20)
+    wire = wire_with(second)
+    await served(wire)
+    assert wire.verifier.counts["kv_tokens_reused"] == 192
+    await second.aclose()
+
+
+async def test_a_tier_that_is_full_of_leases_disturbs_nobody() -> None:
+    tier = HostTier(1 << 20)
+    await tier.put(Key("s", "rows"), entry(1, (1 << 20) - 2000), lease_s=60)
+    assert await served(wire_with(tier)) == await served(wire_with(None))
+
+
+async def test_nobody_reaches_it_by_a_path() -> None:
+    tier = HostTier(1 << 20)
+    await served(wire_with(tier))
+    name = key_of(PROMPT, 0).name
+    assert await tier.holds(Key(SCOPE, name))
+    for path in (f"/mlc/objects/{SCOPE}/{name}", f"/mlc/objects/%2ekv/{name}"):
+        for method in ("GET", "PUT", "DELETE"):
+            assert await Mlc(tier, None).status(method, path, b"") == 404
+    assert tier.stats().objects == 3

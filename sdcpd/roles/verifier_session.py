@@ -184,7 +184,7 @@ class ServedSession:
                 self._context.ended(self)
 
     async def _keep_and_forget(self) -> None:
-        """Keep the KV of the whole text, with which the next turn of a chat begins; then free it."""
+        """Keep the KV of the text, with which the next turn of a chat begins; then free it."""
         try:
             await self._context.prefix_kv.keep(self.machine)
         finally:

@@ -76,6 +76,7 @@ def test_status_as_a_table_through_the_environment(site: Site) -> None:
 
 
 def test_a_text_comes_back(site: Site) -> None:
+    """R-5.1-2: over HTTP/2, and over HTTP/3 alone; certificates on both sides."""
     answer = complete(site.ports["api"], PROMPT)
     (choice,) = answer["choices"]
     assert answer["usage"]["completion_tokens"] == TOKENS or choice["finish_reason"] == "stop"

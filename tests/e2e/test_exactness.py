@@ -80,7 +80,8 @@ def check(
 
 
 def test_greedy_is_the_targets_own_text(tmp_path: Path) -> None:
-    check(tmp_path, PROMPTS[:4], 48, DRAFTERS)
+    few = {name: DRAFTERS[name] for name in ("model", "none")}
+    check(tmp_path, PROMPTS[:4], 48, few)
 
 
 @pytest.mark.slow

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 from pathlib import Path
+
+import pytest
 
 from sdcpd.protocol.commit_log import CommitRecord, decode_log, encode_record
 from tiers.build import open_logs
 
-KILLS = 3
 LOGS = 8
-ACKS = 120
+ACKS_MAX = 400
 ROOT = Path(__file__).parents[2]
 
 WRITER = """
@@ -25,7 +27,7 @@ asyncio.run(load(Path(sys.argv[1]), int(sys.argv[2])))
 
 async def load(path: Path, run: int) -> None:
     """Append to several logs without end, telling each acknowledged record on standard output."""
-    store = open_logs(path, 16 << 20)
+    store = open_logs(path, 64 << 20)
 
     async def session(number: int) -> None:
         log_id = f"{run}-{number}"
@@ -42,8 +44,8 @@ async def load(path: Path, run: int) -> None:
     await asyncio.gather(*map(session, range(LOGS)))
 
 
-async def killed_under_load(path: Path, run: int) -> dict[int, int]:
-    """Run a writer until it has acknowledged enough, kill it; returns the last round of each log."""
+async def killed_under_load(path: Path, run: int, *, acks: int) -> dict[int, int]:
+    """Run a writer, kill it after so many acknowledgements; returns the last round of each log."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -61,17 +63,21 @@ async def killed_under_load(path: Path, run: int) -> dict[int, int]:
         number, index = map(int, line.split())
         acknowledged[number] = index
         seen += 1
-        if seen == ACKS * (run + 1):
+        if seen == acks:
             process.kill()
     assert await process.wait() == -9
     return acknowledged
 
 
-async def test_a_kill_loses_no_acknowledged_record(tmp_path: Path) -> None:
-    for run in range(KILLS):
-        acknowledged = await killed_under_load(tmp_path, run)
-        store = open_logs(tmp_path, 16 << 20)
-        assert len(acknowledged) == LOGS
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
+async def test_a_kill_loses_no_acknowledged_record(tmp_path: Path, kills: int) -> None:
+    """At any point: after as many acknowledgements as the seed says, the first among them."""
+    seed = random.Random(kills)
+    for run in range(kills):
+        acks = seed.randint(1, ACKS_MAX)
+        acknowledged = await killed_under_load(tmp_path, run, acks=acks)
+        assert sum(last + 1 for last in acknowledged.values()) >= acks
+        store = open_logs(tmp_path, 64 << 20)
         for number, last in acknowledged.items():
             content = await store.read(f"{run}-{number}")
             assert content is not None

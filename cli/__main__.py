@@ -9,6 +9,7 @@ import click
 
 import sdcpd
 from cli.certificates import certs
+from cli.log import log
 from cli.status import status
 
 
@@ -22,6 +23,7 @@ def main() -> None:
 
 
 main.add_command(certs)
+main.add_command(log)
 main.add_command(status)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import sdcpd
+from sdcpd.admin_logs import LogsAdmin, LogsRefused
 from sdcpd.engine.tokenizer import ChatTemplateError, TextModel
 from sdcpd.metrics import MEDIA_TYPE as METRICS_TYPE
 from sdcpd.metrics import Metrics
@@ -64,7 +65,7 @@ class _JsonResources:
             if not isinstance(body, dict):
                 raise AdminError("the body must be a JSON object")
             return _json(200, {"schema": SCHEMA, **await resource(body)})
-        except (AdminError, ChatTemplateError, GenerationError) as e:
+        except (AdminError, ChatTemplateError, GenerationError, LogsRefused) as e:
             return _json(409, {"error": str(e)})
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
@@ -82,12 +83,13 @@ class RouterAdmin(_JsonResources):
         *,
         api: str | None = None,
         metrics: Metrics | None = None,
+        logs: LogsAdmin | None = None,
     ) -> None:
         """`api` is where clients reach the model, if they can."""
         self._name, self._router, self._text, self._api = name, router, text, api
         self._begun = time.monotonic()
         resources = {("GET", "/status"): self.status, ("POST", "/generate"): self.generate}
-        super().__init__(resources, metrics=metrics)
+        super().__init__(resources | (logs.resources if logs else {}), metrics=metrics)
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Instances, sessions and counts."""

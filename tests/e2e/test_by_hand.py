@@ -86,6 +86,25 @@ def test_a_text_comes_back(site: Site) -> None:
     assert generated["rounds"] > 0
 
 
+def test_a_sessions_log_is_looked_at_checked_and_fenced(site: Site) -> None:
+    """Section 6.8 by the operator's command, against a router that runs."""
+    place = ("--endpoint", f"unix:{site.router_socket}")
+    made = ask(site.router_socket, "POST", "/generate", {"prompt": PROMPT, "max_tokens": TOKENS})
+    session = made["session"]
+    shown = sdcpctl("log", "show", session, *place)
+    assert shown.returncode == 0, shown.stderr
+    assert f"{len(made['tokens'])} tokens committed" in shown.stdout and "commit" in shown.stdout
+    whole = sdcpctl("log", "show", session, "--tokens", "-o", "json", *place)
+    records = json.loads(whole.stdout)["records"]
+    assert [token for one in records for token in one["tokens"]] == made["tokens"]
+    checked = sdcpctl("log", "verify", session, *place)
+    assert checked.returncode == 0 and "holds together" in checked.stdout, checked.stderr
+    fenced = sdcpctl("log", "fence", session, "--yes", *place)
+    assert fenced.returncode == 0 and "fenced at epoch 2" in fenced.stdout, fenced.stderr
+    unknown = sdcpctl("log", "show", "A" * 22, *place)
+    assert unknown.returncode == 1 and "there is no log of" in unknown.stderr
+
+
 def test_new_certificates_are_taken_at_a_reload(site: Site) -> None:
     drafter = site.running["drafter-d0"]
     old = (site.pki / "drafter.d0.crt").read_bytes()

@@ -1,0 +1,112 @@
+"""`sdcpctl log`: a session's commit log, as its router keeps it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.endpoint import Endpoint, default_endpoint
+from cli.errors import EXIT_UNREACHABLE, CtlError
+from cli.text import echo, table
+
+HEADER = ("#", "KIND", "EPOCH", "ROUND", "EMITTED", "COMMITTED", "DIGEST")
+RIGHT = (0, 2, 3, 4, 5)
+DIGEST_SHOWN = 16  # characters
+
+_endpoint = click.option(
+    "--endpoint",
+    type=Endpoint(),
+    envvar="SDCPCTL_ENDPOINT",
+    metavar="unix:PATH",
+    help="admin socket of the router; default: the running `sdcpd dev`, else this host's router "
+    "[env: SDCPCTL_ENDPOINT]",
+)
+_output = click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+
+
+@click.group()
+def log() -> None:
+    """Look at, check and fence the commit log of a session."""
+
+
+@log.command()
+@click.argument("session")
+@click.option("--tokens", is_flag=True, help="show the token ids too")
+@_endpoint
+@_output
+def show(session: str, tokens: bool, endpoint: Path | None, output: str) -> None:
+    """Show the records of a log, in order."""
+    answer = _ask(endpoint, "show", {"session": session, "tokens": tokens})
+    if output == "json":
+        echo(json.dumps(answer, indent=2))
+        return
+    rows = [_row(number, one) for number, one in enumerate(answer["records"])]
+    echo("\n".join([_summary(answer), *table([HEADER, *rows], right=RIGHT)]))
+    if tokens:
+        for number, one in enumerate(answer["records"]):
+            if one["kind"] == "commit":
+                echo(f"{number}: {' '.join(map(str, one['tokens']))}")
+
+
+@log.command()
+@click.argument("session")
+@_endpoint
+@_output
+def verify(session: str, endpoint: Path | None, output: str) -> None:
+    """Check that a log holds together; exit code 1 if it does not."""
+    answer = _ask(endpoint, "verify", {"session": session})
+    faults = answer["faults"]
+    if output == "json":
+        echo(json.dumps(answer, indent=2))
+    elif faults:
+        echo("\n".join(f"{click.style('!', fg='red')} {fault}" for fault in faults))
+    else:
+        echo(f"{_summary(answer)}: holds together")
+    if faults:
+        raise CtlError(f"the log of {session} has {len(faults)} faults; it was not changed")
+
+
+@log.command()
+@click.argument("session")
+@click.option("--yes", is_flag=True, help="do not ask")
+@_endpoint
+@_output
+def fence(session: str, yes: bool, endpoint: Path | None, output: str) -> None:
+    """End the authority of whoever writes a log: nothing more is committed under its epoch."""
+    if not yes:
+        click.confirm(
+            f"Fence the log of {session}? A session that runs ends with what is committed.",
+            abort=True,
+        )
+    answer = _ask(endpoint, "fence", {"session": session})
+    echo(json.dumps(answer, indent=2) if output == "json" else f"fenced at epoch {answer['epoch']}")
+
+
+def _ask(endpoint: Path | None, what: str, body: dict[str, Any]) -> dict[str, Any]:
+    from sdcpd.admin_client import AdminRefused, AdminUnreachable, ask
+
+    path = endpoint or default_endpoint()
+    try:
+        return ask(path, "POST", f"/logs/{what}", body)
+    except AdminUnreachable as e:
+        raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
+    except AdminRefused as e:
+        raise CtlError(str(e)) from e
+
+
+def _summary(answer: dict[str, Any]) -> str:
+    return (
+        f"{answer['session']}  epoch {answer['epoch']}  round {answer['round']}  "
+        f"{answer['committed']} tokens committed  {answer['records_count']} records"
+    )
+
+
+def _row(number: int, record: dict[str, Any]) -> tuple[str, ...]:
+    names = ("epoch", "round", "emitted", "committed")
+    cells = [str(record.get(name, "")) for name in names]
+    return (str(number), record["kind"], *cells, record.get("digest", "")[:DIGEST_SHOWN])

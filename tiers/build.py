@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tiers.api import Tier, TierError
+from tiers.api import LogStore, Tier, TierError
 from tiers.host import HostTier
 from tiers.lmdb_log import LmdbLogStore
 from tiers.lmdb_tier import LmdbTier
 from tiers.stack import TierStack
 
-__all__ = ["TierError", "TierSpec", "build_objects", "open_logs"]
+__all__ = ["TierError", "TierSpec", "build_objects", "open_etcd_logs", "open_logs"]
 
 SIZE_BYTES_MIN = 64 * 1024
 
@@ -54,6 +54,31 @@ def build_objects(
 def open_logs(path: Path, map_bytes: int) -> LmdbLogStore:
     """Open or create the durable commit logs in a directory of their own; raises TierError."""
     return LmdbLogStore(path, map_bytes=map_bytes)
+
+
+async def open_etcd_logs(
+    *,
+    endpoints: Sequence[str],
+    prefix: str,
+    ca: Path | None = None,
+    cert: Path | None = None,
+    key: Path | None = None,
+    timeout_s: float,
+) -> LogStore:
+    """Connect to the commit logs that several routers share in etcd; raises TierError."""
+    try:
+        # Only here: nobody else needs gRPC.
+        from tiers.etcd_client import EtcdSettings
+        from tiers.etcd_log import EtcdLogStore
+    except ImportError as error:
+        raise TierError(
+            f'[mlc] commit_log = "etcd" needs packages that are not installed ({error}): run'
+            " pip install 'sdcpd[etcd]'"
+        ) from error
+    settings = EtcdSettings(
+        endpoints=tuple(endpoints), prefix=prefix, ca=ca, cert=cert, key=key, timeout_s=timeout_s
+    )
+    return await EtcdLogStore.open(settings)
 
 
 def _check(spec: TierSpec) -> None:

@@ -106,7 +106,7 @@ class Daemon:
         identity = self._parts.identity(instance)
         client = self._parts.client(identity)
         text = text_model(self._config)
-        logs = instance.fill(self._config.mlc.log_path)
+        logs = await self._parts.logs(instance)
         mlc = self._parts.mlc(section.base_uri, objects, logs=logs)
         router = Router(
             settings.router_config(self._config, tokenizer=text.digest),
@@ -116,7 +116,7 @@ class Daemon:
             ),
             peers=self._parts.peers,
             mlc=mlc,
-            records=self._parts.records(logs),
+            records=self._parts.records(instance.fill(self._config.mlc.log_path)),
         )
         self._parts.stack.push_async_callback(router.aclose)
         router.restore()

@@ -41,6 +41,18 @@ def tier_specs(config: Config, fill: Callable[[str], Path]) -> list[TierSpec]:
     ]
 
 
+def etcd_logs(config: Config, fill: Callable[[str], Path]) -> dict[str, Any]:
+    """`[mlc.etcd]`, as `open_etcd_logs` takes it."""
+    section = config.mlc.etcd
+    files = {"ca": section.ca, "cert": section.cert, "key": section.key}
+    return {
+        "endpoints": section.endpoints,
+        "prefix": section.prefix,
+        "timeout_s": section.timeout,
+        **{name: fill(path) for name, path in files.items() if path},
+    }
+
+
 def listen_of(config: Config, role: str) -> tuple[str, int]:
     """Host and port that a role listens on."""
     section = getattr(config, role)

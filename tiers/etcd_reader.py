@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from aetcd.rpc import rpc_pb2 as pb
@@ -90,7 +91,7 @@ class EtcdReader:
         rows: list[bytes] = []
         while first < end:
             request = rows_request(keys, first, limit=limit, end=end, revision=revision)
-            answer = await self._client.patiently(lambda r=request: self._client.range(r), budget)
+            answer = await self._client.patiently(partial(self._client.range, request), budget)
             page = rows_of(keys, first, answer.kvs)
             if not page:
                 break

@@ -41,7 +41,7 @@ class LogRows:
     def head_in(self, txn: lmdb.Transaction, log_id: str) -> Head | None:
         """As `head`, within a transaction."""
         raw = txn.get(log_id.encode(), db=self._heads)
-        return None if raw is None else head_of(raw)
+        return None if raw is None else head_of(bytes(raw))
 
     def content_in(self, txn: lmdb.Transaction, log_id: str, head: Head) -> bytes:
         """Return the octets that the head stands for; raises Corrupt if they are not there."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sdcpd.dev.plan import free_ports
+from tiers.api import LogStore
 
 BINARY = shutil.which("etcd")
 START_S = 30.0
@@ -133,3 +134,14 @@ def running_etcd(folder: Path, *options: str, members: int = 1) -> Iterator[Etcd
         yield cluster
     finally:
         cluster.stop()
+
+
+async def revision_of(logs: LogStore) -> int:
+    """How many transactions have been written to a store's etcd so far."""
+    from aetcd.rpc import rpc_pb2 as pb
+
+    from tiers.etcd_log import EtcdLogStore
+
+    assert isinstance(logs, EtcdLogStore)
+    answer = await logs._client.range(pb.RangeRequest(key=b"none"))
+    return int(answer.header.revision)

@@ -33,6 +33,7 @@ class Member:
 
     def __init__(self, folder: Path, name: str, ports: tuple[int, int], *options: str) -> None:
         client, peer = ports
+        self.port = client
         self.address = f"127.0.0.1:{client}"
         self.peer = f"{name}=http://127.0.0.1:{peer}"
         scheme = "https" if any(option.startswith("--cert-file") for option in options) else "http"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ async def open_etcd_logs(
     timeout_s: float,
 ) -> LogStore:
     """Connect to the commit logs that several routers share in etcd; raises TierError."""
+    # What gRPC would print on standard error, the errors below say in sentences.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         # Only here: nobody else needs gRPC.
         from tiers.etcd_client import EtcdSettings

@@ -26,6 +26,7 @@ from tiers.etcd_requests import (
     LogState,
     Write,
     delete_log_request,
+    group_answers,
     group_request,
     state_of,
     write_request,
@@ -157,7 +158,8 @@ class Committer:
             return
         writes = [work.write for work in works if work.write is not None]
         try:
-            answer = await self._client.txn(group_request([write_request(w) for w in writes]))
+            requests = [write_request(write) for write in writes]
+            answer = await self._client.txn(group_request(self._prefix, requests))
         except (Lost, NoSpace) as error:
             for work in works:
                 work.sent, work.state, work.fresh = work.write, None, False
@@ -166,8 +168,9 @@ class Committer:
             if isinstance(error, Lost):
                 raise
             return
-        for work, write, part in zip(works, writes, answer.responses, strict=True):
-            self._take(work, write, part.response_txn, answer.header.revision)
+        parts = group_answers(answer, len(works))
+        for work, write, part in zip(works, writes, parts, strict=True):
+            self._take(work, write, part, answer.header.revision)
 
     def _take(self, work: _Work, write: Write, answer: Any, revision: int) -> None:
         if answer.succeeded:

@@ -37,10 +37,15 @@ _CONNECTING = (
         " ca, or name the endpoint as its certificate does",
     ),
     (
-        "hostname",
+        "Hostname Verification",
         "its certificate is not for this name: name the endpoint as its certificate does",
     ),
     ("WRONG_VERSION_NUMBER", "it does not speak TLS: remove ca, cert and key from [mlc.etcd]"),
+    (
+        "Handshake read failed",
+        "it breaks off the TLS handshake: check ca, cert and key in [mlc.etcd], or remove them if"
+        " it does not speak TLS",
+    ),
     (
         "Ssl handshake failed",
         "the TLS handshake fails: check ca, cert and key in [mlc.etcd] against etcd's",
@@ -50,11 +55,12 @@ _CONNECTING = (
         "nobody listens there: start etcd, or correct [mlc.etcd] endpoints",
     ),
     (
-        "DNS",
+        "errors resolving",
         "its name cannot be resolved: correct [mlc.etcd] endpoints",
     ),
     (
-        "alert",
+        # What is left of the alert that etcd sends under TLS 1.3.
+        "TSI_DATA_CORRUPTED",
         "it refuses this client's certificate: set cert and key in [mlc.etcd] to a pair that its"
         " trusted authority has signed",
     ),

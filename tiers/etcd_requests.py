@@ -2,7 +2,8 @@
 
 Below `<prefix>/<log>/`: `head`, `fence` (the highest epoch, 8 octets), `r/<number>` for each append
 (the number in 8 octets, so that rows lie in order), and `put` while a large append is staged. Rows
-from `head.rows` on are not part of the log, whatever they hold.
+from `head.rows` on are not part of the log, whatever they hold. Keys that are no log's have a dot
+behind the prefix, which no log has in its name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ EPOCH_MAX = 2**64 - 1
 # etcd counts the operations of a transaction and of the deepest one inside it together.
 TXN_OPS_MAX = 128
 APPEND_OPS_MAX = 4
-GROUP_MAX = TXN_OPS_MAX - APPEND_OPS_MAX
+GROUP_MAX = TXN_OPS_MAX - APPEND_OPS_MAX - 1  # the one is the mark below
 STATES_MAX = TXN_OPS_MAX // 2
 # etcd takes requests of 1.5 MiB; what is left is for keys and framing.
 GROUP_BYTES_MAX = 1_400_000
@@ -131,9 +132,21 @@ def write_request(write: Write) -> Any:
     return pb.TxnRequest(compare=compare, success=success, failure=state_requests(keys))
 
 
-def group_request(requests: Sequence[Any]) -> Any:
+def group_request(prefix: str, requests: Sequence[Any]) -> Any:
     """One transaction around several, each with an outcome of its own."""
-    return pb.TxnRequest(success=[pb.RequestOp(request_txn=request) for request in requests])
+    if len(requests) == 1:
+        return requests[0]
+    inner = [pb.RequestOp(request_txn=request) for request in requests]
+    # etcd charges its quota for puts that are not nested only: without one, groups would go on
+    # filling a database that is full.
+    return pb.TxnRequest(success=[*inner, put(f"{prefix}/.group".encode(), b"")])
+
+
+def group_answers(answer: Any, count: int) -> list[Any]:
+    """The answers to the transactions of a group."""
+    if count == 1:
+        return [answer]
+    return [part.response_txn for part in answer.responses[:count]]
 
 
 def unchanged(keys: Keys, state: LogState) -> Any:

@@ -11,7 +11,7 @@ from aetcd.rpc import rpc_pb2 as pb
 from tiers.api import TierError
 from tiers.etcd_client import EtcdClient, EtcdSettings
 from tiers.etcd_errors import EtcdError, Lost
-from tiers.etcd_requests import APPEND_OPS_MAX, GROUP_MAX, group_request, kv_absent, put
+from tiers.etcd_requests import APPEND_OPS_MAX, GROUP_MAX, kv_absent, put
 
 RACERS = 16
 
@@ -59,4 +59,5 @@ def _race(key: bytes, number: int) -> Any:
 def _largest_group(key: bytes) -> Any:
     """A group as large as they come, which only reads: refused where limits are set lower."""
     read = pb.RequestOp(request_range=pb.RangeRequest(key=key))
-    return group_request([pb.TxnRequest(success=[read] * APPEND_OPS_MAX)] * GROUP_MAX)
+    inner = pb.RequestOp(request_txn=pb.TxnRequest(success=[read] * APPEND_OPS_MAX))
+    return pb.TxnRequest(success=[inner] * GROUP_MAX + [read])

@@ -66,12 +66,4 @@ def scripted_store(settings: EtcdSettings) -> tuple[EtcdLogStore, ScriptedClient
 
 
 def _writes(request: Any) -> bool:
-    return any(
-        op.HasField("request_put")
-        or (op.HasField("request_txn") and any(map(_puts, op.request_txn.success)))
-        for op in request.success
-    )
-
-
-def _puts(op: Any) -> bool:
-    return bool(op.HasField("request_put"))
+    return any(op.HasField("request_put") for op in request.success)

@@ -30,14 +30,14 @@ from tiers.api import (
 
 pytest.importorskip("aetcd", reason="the extra etcd is not installed")
 
-from aetcd.rpc import rpc_pb2 as pb  # noqa: E402
+from aetcd.rpc import rpc_pb2 as pb
 
-from tests.kit.etcd_client import ScriptedClient, scripted_store  # noqa: E402
-from tiers.etcd_client import EtcdSettings  # noqa: E402
-from tiers.etcd_errors import NoSpace  # noqa: E402
-from tiers.etcd_log import EtcdLogStore  # noqa: E402
-from tiers.etcd_reader import FIRST_PAGE_ROWS  # noqa: E402
-from tiers.etcd_requests import GROUP_MAX, ROW_BYTES_MAX, Keys  # noqa: E402
+from tests.kit.etcd_client import ScriptedClient, scripted_store
+from tiers.etcd_client import EtcdSettings
+from tiers.etcd_errors import NoSpace
+from tiers.etcd_log import EtcdLogStore
+from tiers.etcd_reader import FIRST_PAGE_ROWS
+from tiers.etcd_requests import GROUP_MAX, ROW_BYTES_MAX, Keys
 
 LOG = "AAECAwQFBgcICQoLDA0ODw"
 Scripted = tuple[EtcdLogStore, ScriptedClient]

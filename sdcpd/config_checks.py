@@ -45,7 +45,7 @@ def cross_problems(config: Config, text: str, name: str) -> list[str]:
     for index, tier in enumerate(config.mlc.tiers):
         if tier.kind == "lmdb" and not tier.path:
             problems.append(f"{at('mlc', 'tiers')}: mlc.tiers[{index}]: an lmdb tier needs a path")
-    problems += [f"{at('mlc', 'etcd', key)}: {text}" for key, text in _etcd_problems(config.mlc)]
+    problems += [f"{at('mlc', *key)}: {text}" for key, text in _etcd_problems(config.mlc)]
     api = config.api
     if api and not api.allow_anonymous and api.keys_file is None and not _loopback(api.listen[0]):
         problems.append(
@@ -55,18 +55,22 @@ def cross_problems(config: Config, text: str, name: str) -> list[str]:
     return problems
 
 
-def _etcd_problems(mlc: MlcSection) -> Iterator[tuple[str, str]]:
-    """What is wrong between the keys of `[mlc.etcd]`: the key, and what to write instead."""
+def _etcd_problems(mlc: MlcSection) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong between the keys of `[mlc.etcd]`: its path, and what to write instead."""
     etcd = mlc.etcd
     if mlc.commit_log == "etcd" and not etcd.endpoints:
         yield (
-            "endpoints",
+            ("commit_log",),
             'mlc.etcd.endpoints is missing; mlc.commit_log = "etcd" needs the members of a '
             'cluster, as in endpoints = ["etcd1.lab:2379"]',
         )
-    for key, other in (("cert", "key"), ("key", "cert"), ("ca", "cert"), ("ca", "key")):
-        if not getattr(etcd, key) and getattr(etcd, other):
-            yield other, f"mlc.etcd.{other} is of no use without mlc.etcd.{key}; set {key} as well"
+    for key, needs in (("cert", ("key", "ca")), ("key", ("cert", "ca"))):
+        without = [f"mlc.etcd.{need}" for need in needs if not getattr(etcd, need)]
+        if getattr(etcd, key) and without:
+            yield (
+                ("etcd", key),
+                f"mlc.etcd.{key} is of no use without {' and '.join(without)}; set that as well",
+            )
 
 
 def _loopback(host: str) -> bool:

@@ -20,7 +20,7 @@ from sdcpd.roles.objects import Objects
 from sdcpd.roles.status import instance_name
 from sdcpd.transport.http1 import Http1Server
 from sdcpd.transport.identity_files import IdentityError
-from tiers.api import Tier, TierError
+from tiers.api import Tier, TierError, TierUnreachable
 
 if TYPE_CHECKING:
     from sdcpd.roles.router import Router
@@ -94,7 +94,9 @@ class Daemon:
             hint = "; put it there, or name another in [tls]" if unreadable else ""
             raise StartError(f"{instance.label}: {e}{hint}", status=78) from e
         except TierError as e:
-            raise StartError(f"{instance.label}: {e}", status=78) from e
+            # What does not answer may be back when the supervisor starts this anew.
+            status = 1 if isinstance(e, TierUnreachable) else 78
+            raise StartError(f"{instance.label}: {e}", status=status) from e
 
     # ---- parts shared by the roles
 

@@ -7,6 +7,7 @@ caller to say. After a call that got no answer the next one goes to the next end
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -190,16 +191,14 @@ class Budget:
 def _credentials(settings: EtcdSettings) -> grpc.ChannelCredentials | None:
     if settings.ca is None:
         return None
-    return grpc.ssl_channel_credentials(
-        root_certificates=_octets("ca", settings.ca),
-        private_key=_octets("key", settings.key),
-        certificate_chain=_octets("cert", settings.cert),
-    )
+    ca = _octets("ca", settings.ca)
+    cert = _octets("cert", settings.cert) if settings.cert else None
+    key = _octets("key", settings.key) if settings.key else None
+    _check_files(settings)
+    return grpc.ssl_channel_credentials(ca, private_key=key, certificate_chain=cert)
 
 
-def _octets(setting: str, path: Path | None) -> bytes | None:
-    if path is None:
-        return None
+def _octets(setting: str, path: Path) -> bytes:
     try:
         octets = path.read_bytes()
     except OSError as error:
@@ -210,3 +209,24 @@ def _octets(setting: str, path: Path | None) -> bytes | None:
     if b"-----BEGIN" not in octets:
         raise TierError(f"[mlc.etcd] {setting}: {path} is no PEM file: name one")
     return octets
+
+
+def _check_files(settings: EtcdSettings) -> None:
+    """Have OpenSSL read the files: gRPC would only say, with the first call, that it can't."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(settings.ca)
+    except ssl.SSLError as error:
+        raise TierError(
+            f"[mlc.etcd] ca: {settings.ca} holds no certificate that can be read: name another"
+        ) from error
+    if settings.cert is None:
+        return
+    try:
+        # A key with a password would have it asked for at the terminal.
+        context.load_cert_chain(settings.cert, settings.key, password=lambda: b"")
+    except (ssl.SSLError, OSError) as error:
+        raise TierError(
+            f"[mlc.etcd] cert and key: {settings.cert} and {settings.key} are no certificate and"
+            " its key without a password: name a pair"
+        ) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 from aetcd.rpc import rpc_pb2 as pb
 
-from tiers.api import TierError
+from tiers.api import TierError, TierUnreachable
 from tiers.etcd_client import EtcdClient, EtcdSettings
 from tiers.etcd_errors import EtcdError, Lost
 from tiers.etcd_requests import APPEND_OPS_MAX, GROUP_MAX, kv_absent, put
@@ -28,7 +28,7 @@ async def check_start(client: EtcdClient, settings: EtcdSettings) -> None:
             raise TierError(f"the commit logs cannot be kept: {error}") from error
         else:
             return
-    raise TierError(f"the commit logs cannot be kept: {'; '.join(dict.fromkeys(failures))}")
+    raise TierUnreachable(f"the commit logs cannot be kept: {'; '.join(dict.fromkeys(failures))}")
 
 
 async def _check_one(client: EtcdClient, prefix: str) -> None:

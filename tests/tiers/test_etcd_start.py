@@ -124,7 +124,7 @@ async def test_certificates_that_do_not_fit(
     no_tls = await refusal(*etcd.endpoints, ca=kit.ca, **pair)
     assert "check ca, cert and key in [mlc.etcd], or remove them if it does not speak" in no_tls
     mixed = await refusal(address, ca=kit.ca, cert=ours.crt_path, key=theirs.key_path)
-    assert "[mlc.etcd]" in mixed
+    assert mixed.startswith("[mlc.etcd] cert and key: ") and "are no certificate and its" in mixed
 
 
 async def test_files_that_cannot_be_used(tmp_path: Path) -> None:
@@ -133,6 +133,11 @@ async def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "no.pem").write_bytes(b"\x30\x82")
     text = await refusal("127.0.0.1:1", ca=tmp_path / "no.pem")
     assert text == f"[mlc.etcd] ca: {tmp_path}/no.pem is no PEM file: name one"
+    (tmp_path / "no.pem").write_text(
+        "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
+    )
+    text = await refusal("127.0.0.1:1", ca=tmp_path / "no.pem")
+    assert "no.pem holds no certificate that can be read" in text
 
 
 async def test_smaller_limits_than_ours(tmp_path: Path) -> None:

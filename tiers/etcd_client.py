@@ -95,16 +95,21 @@ class EtcdClient:
         self._current = 0
         self._prefix = settings.prefix.encode()
         self._cluster: int | None = None
-        self.timeout_s = settings.timeout_s
+        self._timeout_s = settings.timeout_s
 
     @property
     def address(self) -> str:
         """The endpoint that the next call goes to."""
         return self._endpoints[self._current].address
 
+    @property
+    def patience_s(self) -> float:
+        """How long one operation may take, all its calls together."""
+        return CALLS_IN_ALL * self._timeout_s
+
     def budget(self) -> Budget:
-        """Return the time that one operation has, all its calls together."""
-        return Budget(CALLS_IN_ALL * self.timeout_s)
+        """Return the time that an operation has which begins now."""
+        return Budget(self.patience_s)
 
     async def txn(self, request: Any) -> Any:
         """Send one transaction, once; after Lost it may have happened, or may still."""
@@ -149,7 +154,7 @@ class EtcdClient:
     async def _send(self, endpoint: _Endpoint, method: str, request: Any) -> Any:
         try:
             return await getattr(endpoint.stub(), method)(
-                request, timeout=self.timeout_s, metadata=_METADATA
+                request, timeout=self._timeout_s, metadata=_METADATA
             )
         except grpc.aio.AioRpcError as failure:
             error = error_of(failure, endpoint.address)

@@ -4,8 +4,8 @@
    remembered of a log can make an append faster, not wrong: etcd compares again.
 2. After a transaction without an answer the log is read. If its head is as it was, the same
    transaction goes out again: the head's revision lets only one of the two happen. If the head has
-   moved, the first can't happen any more, and the octets at its place tell whether it did; that
-   holds after a second refusal as well, when the first came late.
+   moved, the first can't happen any more, and the head's mark, or the octets at its place, tell
+   whether it did; that holds after a second refusal as well, when the first came late.
 3. What does not come to an outcome in the time of an operation is StoreFailed: unknown.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sdcpd.protocol.commit_log import FenceRecord
 from tiers.api import LogError, StoreFailed, StoreFull
 from tiers.etcd_client import Budget, EtcdClient
 from tiers.etcd_errors import EtcdError, Lost, NoSpace
@@ -150,6 +151,12 @@ class Committer:
             return False
         if sent.old.created not in (0, state.created):
             return False  # deleted, and begun anew by somebody else
+        if state.mark == append.mark:
+            return True
+        if any(isinstance(record, FenceRecord) for record in append.records):
+            # Another router's fence of the same epoch has the same octets, and one of the two must
+            # be refused. If it was ours, what came behind it has ended its use.
+            return False
         first = sent.new.rows - len(append.rows)
         return await self._reader.holds(append.log_id, first, append.rows, budget)
 
@@ -175,7 +182,7 @@ class Committer:
     def _take(self, work: _Work, write: Write, answer: Any, revision: int) -> None:
         if answer.succeeded:
             created = write.old.created or revision
-            state = LogState(write.new, write.new.epoch, revision, created)
+            state = LogState(write.new, write.new.epoch, revision, created, write.mark)
             self._remember(work.append.log_id, state)
             work.outcome = write.new.etag
             return

@@ -24,13 +24,16 @@ Perform = Callable[[Sequence[Op]], Awaitable[list[Outcome]]]
 class _Waiting:
     op: Op
     done: asyncio.Future[Outcome]
+    until: float
 
 
 class Groups:
     """Hands operations to `perform` in groups, each log once a group, in the order they came."""
 
-    def __init__(self, perform: Perform, *, prefix: str) -> None:
+    def __init__(self, perform: Perform, *, prefix: str, patience_s: float) -> None:
+        """`patience_s` bounds how long an operation may wait for its turn."""
         self._perform = perform
+        self._patience_s = patience_s
         # An append names seven keys at most: conditions, writes and reads.
         self._key_bytes = 2 * APPEND_OPS_MAX * (len(prefix) + OP_BYTES)
         self._waiting: deque[_Waiting] = deque()
@@ -48,7 +51,8 @@ class Groups:
         if len(self._waiting) + len(ops) > WAITING_MAX:
             raise StoreFailed("too many appends are waiting")
         loop = asyncio.get_running_loop()
-        entries = [_Waiting(op, loop.create_future()) for op in ops]
+        until = loop.time() + self._patience_s
+        entries = [_Waiting(op, loop.create_future(), until) for op in ops]
         self._waiting += entries
         if self._running is None:
             self._running = loop.create_task(self._run(), name="etcd logs")
@@ -65,7 +69,9 @@ class Groups:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                await self._perform_group(self._gather())
+                self._dismiss()
+                if group := self._gather():
+                    await self._perform_group(group)
         finally:
             self._running = None
 
@@ -80,6 +86,14 @@ class Groups:
         for entry, outcome in zip(group, outcomes, strict=True):
             if not entry.done.done():
                 entry.done.set_result(outcome)
+
+    def _dismiss(self) -> None:
+        """Fail what has waited too long: behind groups that fail it would wait for minutes."""
+        now = asyncio.get_running_loop().time()
+        while self._waiting and self._waiting[0].until < now:
+            entry = self._waiting.popleft()
+            if not entry.done.done():
+                entry.done.set_result(StoreFailed("etcd has not answered those before for long"))
 
     def _gather(self) -> list[_Waiting]:
         group: list[_Waiting] = []

@@ -46,7 +46,7 @@ class EtcdLogStore:
         self._reader = EtcdReader(client, prefix)
         self._stager = Stager(client, self._reader, prefix)
         self._committer = Committer(client, self._reader, prefix)
-        self._groups = Groups(self._committer.perform, prefix=prefix)
+        self._groups = Groups(self._committer.perform, prefix=prefix, patience_s=client.patience_s)
 
     @classmethod
     async def open(cls, settings: EtcdSettings) -> EtcdLogStore:

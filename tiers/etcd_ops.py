@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sdcpd.protocol.commit_log import CommitRecord, Record
 from tiers.api import Fenced, NotExtending, StoreFailed
 from tiers.etcd_requests import Keys, LogState, Write
 from tiers.log_head import Head
 from tiers.log_rules import check_tag, highest_epoch
+
+MARK_BYTES = 8
+
+
+def _new_mark() -> bytes:
+    return secrets.token_bytes(MARK_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +30,10 @@ class Staged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """Octets that parse as `records`, to follow the log with the tag `if_match` (None: no log)."""
+    """Octets that parse as `records`, to follow the log with the tag `if_match` (None: no log).
+
+    `mark` tells it from any other append, which may have the same octets.
+    """
 
     log_id: str
     octets: bytes
@@ -31,6 +41,7 @@ class Append:
     if_match: str | None
     offset: int | None = None
     staged: Staged | None = None
+    mark: bytes = field(default_factory=_new_mark)
 
     @property
     def rows(self) -> tuple[bytes, ...]:
@@ -90,6 +101,7 @@ def write_of(append: Append, state: LogState, prefix: str) -> Write:
         old=state,
         new=new,
         records=append.records,
+        mark=append.mark,
         row=b"" if staged else append.octets,
         nonce=staged.nonce if staged else None,
     )

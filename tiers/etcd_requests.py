@@ -1,9 +1,9 @@
 """How commit logs lie in etcd, and the transactions on them; builds and reads messages, no I/O.
 
-Below `<prefix>/<log>/`: `head`, `fence` (the highest epoch, 8 octets), `r/<number>` for each append
-(the number in 8 octets, so that rows lie in order), and `put` while a large append is staged. Rows
-from `head.rows` on are not part of the log, whatever they hold. Keys that are no log's have a dot
-behind the prefix, which no log has in its name.
+Below `<prefix>/<log>/`: `head` (with the mark of the append that wrote it), `fence` (the highest
+epoch, 8 octets), `r/<number>` for each append (the number in 8 octets, so that rows lie in order),
+and `put` while a large append is staged. Rows from `head.rows` on are not part of the log, whatever
+they hold. Keys that are no log's have a dot behind the prefix, which no log has in its name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aetcd.rpc import rpc_pb2 as pb
 
 from sdcpd.protocol.commit_log import CommitRecord, Record
 from tiers.api import Corrupt
-from tiers.log_head import Head, head_of
+from tiers.log_head import HEAD_BYTES, Head, head_of
 
 EPOCH_MAX = 2**64 - 1
 # etcd counts the operations of a transaction and of the deepest one inside it together.
@@ -35,12 +35,16 @@ _NUMBER = struct.Struct(">Q")
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What etcd held of a log at one moment; revision and created are those of the head's key."""
+    """What etcd held of a log at one moment; revision and created are those of the head's key.
+
+    `mark` is that of the append that wrote the head.
+    """
 
     head: Head | None = None
     fence: int | None = None
     revision: int = 0
     created: int = 0
+    mark: bytes = b""
 
     @property
     def highest_epoch(self) -> int:
@@ -91,6 +95,7 @@ class Write:
     old: LogState
     new: Head
     records: Sequence[Record]
+    mark: bytes
     row: bytes = b""
     nonce: bytes | None = None
 
@@ -111,17 +116,19 @@ def state_of(head_read: Any, fence_read: Any) -> LogState:
         (fence,) = _NUMBER.unpack(fences[0].value)
     if not heads:
         return LogState(fence=fence)
-    head = head_of(heads[0].value)
+    value = heads[0].value
+    head = head_of(value[:HEAD_BYTES])
     if fence is None or fence < head.epoch:
         raise Corrupt("the fence of the log is not the one that was written")
-    return LogState(head, fence, heads[0].mod_revision, heads[0].create_revision)
+    revision, created = heads[0].mod_revision, heads[0].create_revision
+    return LogState(head, fence, revision, created, value[HEAD_BYTES:])
 
 
 def write_request(write: Write) -> Any:
     """The transaction of one append: etcd itself refuses a changed log and a stale writer."""
     keys, old, new = write.keys, write.old, write.new
     compare = [unchanged(keys, old), *_not_fenced(write)]
-    success = [put(keys.head, new.packed())]
+    success = [put(keys.head, new.packed() + write.mark)]
     if write.nonce is None:
         success.append(put(keys.row(new.rows - 1), write.row))
     else:

@@ -50,6 +50,7 @@ class Stager:
         return replace(append, staged=staged)
 
     async def _write_rows(self, keys: Keys, staged: Staged) -> None:
+        budget = self._client.budget()
         first = staged.old.head.rows if staged.old.head else 0
         for index, row in enumerate(staged.rows):
             compare = [unchanged(keys, staged.old)]
@@ -59,7 +60,7 @@ class Stager:
             else:
                 compare.append(value_is(keys.put, staged.nonce))
             request = pb.TxnRequest(compare=compare, success=writes)
-            await self._write(request, self._client.budget())
+            await self._write(request, budget)
 
     async def _write(self, request: pb.TxnRequest, budget: Budget) -> None:
         # May be repeated: under the same name the same octets go to the same place.

@@ -35,6 +35,9 @@ class Head:
         return _HEAD.pack(self.epoch, self.size_bytes, self.rows, self.chain)
 
 
+HEAD_BYTES = _HEAD.size
+
+
 def head_of(stored: bytes) -> Head:
     """Read a head as it is stored; raises Corrupt."""
     if len(stored) != _HEAD.size:

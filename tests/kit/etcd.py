@@ -26,6 +26,7 @@ def need_etcd() -> None:
     """Skip the test where there is none."""
     if BINARY is None:
         pytest.skip("etcd is not installed")
+    pytest.importorskip("aetcd", reason="the extra etcd is not installed")
 
 
 class Member:

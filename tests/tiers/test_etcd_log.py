@@ -254,6 +254,31 @@ async def test_after_a_lost_answer_another_writer_may_have_won(
     await other.aclose()
 
 
+@pytest.mark.parametrize("step", ["lost", "late", "done_and_lost"])
+async def test_dm9_of_two_equal_fences_one_is_refused_though_an_answer_was_lost(
+    scripted: Scripted, site: EtcdSettings, step: str
+) -> None:
+    """Their octets are the same, so octets alone don't tell whose is in the log."""
+    logs, client = scripted
+    other = await EtcdLogStore.open(site)
+    tag = await created(logs, commit(1))
+    others: list[str | LogError] = []
+
+    async def race(request: object) -> object:
+        try:
+            return await getattr(client, step)(request)
+        finally:
+            fenced = LogAppend(log_id=LOG, record_bytes=fence(2), if_match=tag)
+            others.extend(await other.append_many([fenced]))
+
+    client.script = [race]
+    outcomes = await logs.append_many([LogAppend(log_id=LOG, record_bytes=fence(2), if_match=tag)])
+    won = [isinstance(outcome, str) for outcome in (outcomes[0], others[0])]
+    assert won == ([True, False] if step == "done_and_lost" else [False, True])
+    assert await data_of(logs) == commit(1) + fence(2)
+    await other.aclose()
+
+
 async def test_a_record_that_others_followed_was_written(
     scripted: Scripted, site: EtcdSettings
 ) -> None:
@@ -304,6 +329,11 @@ async def test_what_cannot_be_found_out_fails_in_bounded_time(etcd: EtcdCluster)
     with pytest.raises(StoreFailed, match="the request was lost"):
         await logs.append(LOG, commit(1, 2), offset=None, if_match=tag)
     assert time.monotonic() - begun < 5
+    client.script = [client.lost] * 1000
+    many = (logs.append(LOG, commit(1, 2), offset=None, if_match=tag) for _ in range(20))
+    outcomes = await asyncio.gather(*many, return_exceptions=True)
+    assert all(isinstance(outcome, StoreFailed) for outcome in outcomes)
+    assert time.monotonic() - begun < 5, "those behind them don't wait each for the one before"
     client.script = []
     await logs.append(LOG, commit(1, 2), offset=None, if_match=tag)
     await logs.aclose()

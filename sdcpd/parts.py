@@ -168,7 +168,7 @@ class Parts:
         """A router's commit logs, on its disk or in etcd; raises TierError."""
         store: LogStore
         if self.config.mlc.commit_log == "etcd":
-            store = await open_etcd_logs(**settings.etcd_logs(self.config, instance.fill))
+            store = await open_etcd_logs(settings.etcd(self.config, instance.fill))
         else:
             store = open_logs(instance.fill(self.config.mlc.log_path), self.config.mlc.log_size)
         self.stack.push_async_callback(store.aclose)

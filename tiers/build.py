@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tiers.api import LogStore, Tier, TierError
 from tiers.host import HostTier
@@ -15,7 +15,10 @@ from tiers.lmdb_log import LmdbLogStore
 from tiers.lmdb_tier import LmdbTier
 from tiers.stack import TierStack
 
-__all__ = ["TierError", "TierSpec", "build_objects", "open_etcd_logs", "open_logs"]
+if TYPE_CHECKING:
+    from tiers.etcd_client import EtcdSettings
+
+__all__ = ["TierError", "TierSpec", "build_objects", "etcd_settings", "open_etcd_logs", "open_logs"]
 
 SIZE_BYTES_MIN = 64 * 1024
 
@@ -57,7 +60,14 @@ def open_logs(path: Path, map_bytes: int) -> LmdbLogStore:
     return LmdbLogStore(path, map_bytes=map_bytes)
 
 
-async def open_etcd_logs(
+async def open_etcd_logs(settings: EtcdSettings) -> LogStore:
+    """Connect to the commit logs that several routers share in etcd; raises TierError."""
+    from tiers.etcd_log import EtcdLogStore
+
+    return await EtcdLogStore.open(settings)
+
+
+def etcd_settings(
     *,
     endpoints: Sequence[str],
     prefix: str,
@@ -65,14 +75,13 @@ async def open_etcd_logs(
     cert: Path | None = None,
     key: Path | None = None,
     timeout_s: float,
-) -> LogStore:
-    """Connect to the commit logs that several routers share in etcd; raises TierError."""
-    # What gRPC would print on standard error, the errors below say in sentences.
+) -> EtcdSettings:
+    """Check what can be checked without etcd; raises TierError."""
+    # What gRPC would print on standard error, errors say in sentences.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         # Only here: nobody else needs gRPC.
-        from tiers.etcd_client import EtcdSettings
-        from tiers.etcd_log import EtcdLogStore
+        from tiers.etcd_client import EtcdSettings, credentials_of
     except ImportError as error:
         raise TierError(
             f'[mlc] commit_log = "etcd" needs packages that are not installed ({error}): run'
@@ -81,7 +90,8 @@ async def open_etcd_logs(
     settings = EtcdSettings(
         endpoints=tuple(endpoints), prefix=prefix, ca=ca, cert=cert, key=key, timeout_s=timeout_s
     )
-    return await EtcdLogStore.open(settings)
+    credentials_of(settings)
+    return settings
 
 
 def _check(spec: TierSpec) -> None:

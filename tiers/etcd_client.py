@@ -90,7 +90,7 @@ class EtcdClient:
 
     def __init__(self, settings: EtcdSettings) -> None:
         """Connects with the first call; raises TierError for files that cannot be read."""
-        credentials = _credentials(settings)
+        credentials = credentials_of(settings)
         self._endpoints = [_Endpoint(address, credentials) for address in settings.endpoints]
         self._current = 0
         self._prefix = settings.prefix.encode()
@@ -193,7 +193,8 @@ class Budget:
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
 
-def _credentials(settings: EtcdSettings) -> grpc.ChannelCredentials | None:
+def credentials_of(settings: EtcdSettings) -> grpc.ChannelCredentials | None:
+    """Read the files for TLS; raises TierError, None without `ca`."""
     if settings.ca is None:
         return None
     ca = _octets("ca", settings.ca)

@@ -12,7 +12,7 @@ from sdcpd.dev.plan import free_ports
 from tests.kit.by_hand import Sdcpd
 from tests.kit.by_hand_site import Site, make_site, running_site
 from tests.kit.etcd import EtcdCluster, running_etcd
-from tiers.build import open_etcd_logs
+from tiers.build import etcd_settings, open_etcd_logs
 
 pytest.importorskip("aetcd", reason="the extra etcd is not installed")
 
@@ -41,7 +41,8 @@ async def test_a_router_serves_its_logs_from_etcd(site: Site, etcd: EtcdCluster)
     assert generated["rounds"] > 0
     committed = await site.committed(generated["session"])
     assert committed
-    logs = await open_etcd_logs(endpoints=etcd.endpoints, prefix="by/hand", timeout_s=5.0)
+    named = etcd_settings(endpoints=etcd.endpoints, prefix="by/hand", timeout_s=5.0)
+    logs = await open_etcd_logs(named)
     head = await logs.head(generated["session"])
     assert head is not None and head.highest_epoch == 1
     await logs.aclose()

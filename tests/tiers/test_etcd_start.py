@@ -15,7 +15,7 @@ import pytest
 from tests.kit.certs import CertKit
 from tests.kit.etcd import EtcdCluster, need_etcd, running_etcd
 from tiers.api import LogAppend, StoreFailed, StoreFull, TierError
-from tiers.build import open_etcd_logs
+from tiers.build import etcd_settings, open_etcd_logs
 
 pytest.importorskip("aetcd", reason="the extra etcd is not installed")
 
@@ -23,16 +23,18 @@ import grpc.aio
 from aetcd.rpc import rpc_pb2 as pb
 from aetcd.rpc import rpc_pb2_grpc
 
+from sdcpd.check import problems_of
+from sdcpd.config import parse_config
 from sdcpd.dev.plan import free_ports
+from sdcpd.parts import Instance
 from sdcpd.protocol.commit_log import FenceRecord, encode_record
 
 FENCE = encode_record(FenceRecord(epoch=1))
 
 
 async def opened(*endpoints: str, **rest: Any) -> Any:
-    return await open_etcd_logs(
-        endpoints=endpoints, prefix=f"t/{uuid4().hex}", timeout_s=rest.pop("timeout_s", 5.0), **rest
-    )
+    rest = {"prefix": f"t/{uuid4().hex}", "timeout_s": 5.0} | rest
+    return await open_etcd_logs(etcd_settings(endpoints=endpoints, **rest))
 
 
 async def refusal(*endpoints: str, **rest: Any) -> str:
@@ -256,3 +258,22 @@ async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "aetcd.rpc", None)
     text = await refusal("127.0.0.1:1")
     assert "pip install 'sdcpd[etcd]'" in text
+
+
+def test_check_config_looks_at_the_files(tmp_path: Path) -> None:
+    """`--check-config` with the role says it, without a call to etcd."""
+    config = parse_config(
+        f"""
+        [router]
+        base_uri = "https://127.0.0.1:7442/"
+        model = "{tmp_path}"
+        [mlc]
+        commit_log = "etcd"
+        [mlc.etcd]
+        endpoints = ["127.0.0.1:1"]
+        ca = "{tmp_path}/{{name}}.crt"
+        """,
+        name="x",
+    )
+    found = problems_of(config, [Instance("router", "r0")])
+    assert f"router r0: [mlc.etcd] ca: {tmp_path}/r0.crt cannot be read" in "\n".join(found)

@@ -37,7 +37,7 @@ from tiers.api import (
     StoreFull,
     TierError,
 )
-from tiers.build import open_etcd_logs, open_logs
+from tiers.build import etcd_settings, open_etcd_logs, open_logs
 from tiers.lmdb_log import LmdbLogStore
 
 LOG = "AAECAwQFBgcICQoLDA0ODw"
@@ -63,9 +63,8 @@ def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> OpenLogs:
     """Every store is held to the same contract."""
     if request.param == "etcd":
         etcd: EtcdCluster = request.getfixturevalue("etcd")
-        return partial(
-            open_etcd_logs, endpoints=etcd.endpoints, prefix=f"t/{uuid4().hex}", timeout_s=5.0
-        )
+        site = etcd_settings(endpoints=etcd.endpoints, prefix=f"t/{uuid4().hex}", timeout_s=5.0)
+        return partial(open_etcd_logs, site)
 
     async def opened() -> LogStore:
         return open_logs(tmp_path / "logs", 1 << 20)

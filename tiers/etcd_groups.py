@@ -64,7 +64,8 @@ class Groups:
         """Take nothing more, and wait until all that was accepted is done."""
         self.closed = True
         if self._running is not None:
-            await self._running
+            # Not the task itself: who is cancelled while closing must not cut it short.
+            await asyncio.wait([self._running])
 
     async def _run(self) -> None:
         try:

@@ -384,6 +384,18 @@ async def test_a_caller_that_goes_away_disturbs_nobody(logs: LogStore) -> None:
     await created(logs, commit(1))
 
 
+async def test_closing_waits_for_what_was_accepted(open_again: OpenLogs) -> None:
+    logs = await open_again()
+    writes = [asyncio.ensure_future(created(logs, commit(1), f"log-{n}")) for n in range(200)]
+    await asyncio.sleep(0)
+    await logs.aclose()
+    tags = await asyncio.gather(*writes)
+    logs = await open_again()
+    heads = [await logs.head(f"log-{n}") for n in range(200)]
+    assert [head and head.etag for head in heads] == tags
+    await logs.aclose()
+
+
 async def test_after_closing_the_store_says_so(open_again: OpenLogs) -> None:
     logs = await open_again()
     await logs.aclose()

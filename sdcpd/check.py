@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sdcpd import settings
 from sdcpd.config import Config
 from sdcpd.engine.api import ModelError
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.parts import Instance, Parts, StartError
 from sdcpd.transport.identity_files import IdentityError
+from tiers.api import TierError
 
 MODEL_FILES = ("config.json", "tokenizer.json")
 
@@ -22,7 +24,8 @@ def problems_of(config: Config, instances: list[Instance]) -> list[str]:
             parts.check_base_uri(instance, identity)
         except (IdentityError, StartError) as e:
             found.append(f"{instance.label}: {str(e).removeprefix(f'{instance.label}: ')}")
-        found += [f"{instance.label}: {text}" for text in _model_problems(config, instance.role)]
+        problems = _model_problems(config, instance.role) + _log_problems(config, instance)
+        found += [f"{instance.label}: {text}" for text in problems]
     return found
 
 
@@ -42,6 +45,16 @@ def _model_problems(config: Config, role: str) -> list[str]:
     if path is None:
         return []
     return _directory_problems(path)
+
+
+def _log_problems(config: Config, instance: Instance) -> list[str]:
+    if instance.role != "router" or config.mlc.commit_log != "etcd":
+        return []
+    try:
+        settings.etcd(config, instance.fill)
+    except TierError as e:
+        return [str(e)]
+    return []
 
 
 def _directory_problems(path: Path) -> list[str]:

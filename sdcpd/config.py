@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sdcpd.config_problems import find_line, line_of, toml_problem, value_problem
+from sdcpd.config_checks import cross_problems
+from sdcpd.config_problems import line_of, toml_problem, value_problem
 from sdcpd.config_values import (
     BaseUri,
     Device,
@@ -21,6 +22,8 @@ from sdcpd.config_values import (
     Duration,
     DurationOrNever,
     DurationOrZero,
+    Endpoint,
+    KeyPrefix,
     Ladder,
     Listen,
     M,
@@ -157,15 +160,30 @@ def _host_tier(size: str) -> TierSection:
     return TierSection.model_validate({"kind": "host", "size": size})
 
 
+class EtcdSection(Section):
+    """`[mlc.etcd]`: the commit logs that several routers share"""
+
+    endpoints: list[Endpoint] = []
+    prefix: KeyPrefix = "sdcpd/logs"
+    ca: Template = ""
+    """With it the endpoints are spoken to over TLS."""
+    cert: Template = ""
+    key: Template = ""
+    timeout: Duration = 2.0
+    """Of one call; an operation is given up after five times as long."""
+
+
 class MlcSection(Section):
     """`[mlc]`"""
 
     bases: list[BaseUri] = []
     tiers: list[TierSection] = Field(default_factory=lambda: [_host_tier("256MiB")])
+    commit_log: Literal["lmdb", "etcd"] = "lmdb"
     log_path: Template = "/var/lib/sdcpd/{instance}/logs"
     log_size: Size = 16 << 30
     object_max: Size = 256 << 20
     scope_max: Percent = 100
+    etcd: EtcdSection = EtcdSection()
 
 
 class ApiSection(Section):
@@ -237,54 +255,7 @@ def parse_config(text: str, *, name: str) -> Config:
             for error in e.errors(include_url=False)
         ]
         raise ConfigError(sorted(problems, key=line_of)) from e
-    problems = list(_cross_checks(config, text, name))
+    problems = cross_problems(config, text, name)
     if problems:
         raise ConfigError(problems)
     return config
-
-
-def _cross_checks(config: Config, text: str, name: str) -> list[str]:
-    """What no single key can tell."""
-
-    def at(*path: str) -> str:
-        return f"{name}:{find_line(text, path)}"
-
-    problems = []
-    if config.drafter and config.drafter.status_ttl <= config.drafter.status_interval:
-        problems.append(
-            f"{at('drafter', 'status_ttl')}: drafter.status_ttl must be longer than "
-            "drafter.status_interval, else the drafter expires between reports"
-        )
-    if (
-        config.router
-        and config.router.model is None
-        and not (config.verifier and config.verifier.model.path)
-    ):
-        problems.append(
-            f"{at('router')}: router.model is missing; set it to a directory with the target's "
-            "tokenizer.json and config.json (weights are not needed there)"
-        )
-    if config.verifier and config.verifier.model.path is None:
-        problems.append(
-            f"{at('verifier')}: verifier.model.path is missing; add [verifier.model] with "
-            'path = "DIRECTORY" (config.json, *.safetensors, tokenizer.json)'
-        )
-    if config.drafter and config.drafter.kind == "model" and config.drafter.model.path is None:
-        problems.append(
-            f"{at('drafter')}: drafter.model.path is missing; add [drafter.model] with path, "
-            'or set kind = "ngram", which needs no model'
-        )
-    for index, tier in enumerate(config.mlc.tiers):
-        if tier.kind == "lmdb" and not tier.path:
-            problems.append(f"{at('mlc', 'tiers')}: mlc.tiers[{index}]: an lmdb tier needs a path")
-    api = config.api
-    if api and not api.allow_anonymous and api.keys_file is None and not _loopback(api.listen[0]):
-        problems.append(
-            f"{at('api', 'listen')}: api.listen is open to the network and no key is asked for; "
-            "set api.keys_file, or api.allow_anonymous = true if that is wanted"
-        )
-    return problems
-
-
-def _loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.") or host == "::1"

@@ -34,6 +34,27 @@ def _listen(value: object) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _endpoint(value: object) -> str:
+    host, _, port = str(value).rpartition(":")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise ValueError('must be host and port, as in "etcd1.lab:2379"')
+    if "/" in host:
+        raise ValueError(
+            'must be host and port without a scheme, as in "etcd1.lab:2379"; ca says that it is TLS'
+        )
+    return str(value)
+
+
+def _key_prefix(value: object) -> str:
+    text = str(value)
+    if not re.fullmatch(r"[A-Za-z0-9._/-]{1,128}", text) or text.endswith("/"):
+        raise ValueError(
+            "may hold 1 to 128 letters, digits, dots, dashes, underscores and slashes, and ends"
+            ' with no slash, as in "sdcpd/logs"'
+        )
+    return text
+
+
 def _ladder(value: object) -> tuple[int, ...]:
     names = {"reduce": 1, "switch": 2, "self_decode": 3, "fail": 5}
     known = ", ".join(names)
@@ -106,6 +127,8 @@ Percent = Annotated[int, BeforeValidator(percent)]
 Digest = Annotated[bytes | None, BeforeValidator(_digest)]
 BaseUri = Annotated[str, BeforeValidator(_base_uri)]
 Listen = Annotated[tuple[str, int], BeforeValidator(_listen)]
+Endpoint = Annotated[str, BeforeValidator(_endpoint)]
+KeyPrefix = Annotated[str, BeforeValidator(_key_prefix)]
 Ladder = Annotated[tuple[int, ...], BeforeValidator(_ladder)]
 M = Annotated[int | None, BeforeValidator(_m)]
 Device = Annotated[str, BeforeValidator(_device)]

@@ -11,6 +11,7 @@ import anyio
 
 from sdcpd import service, settings
 from sdcpd.admin import DrafterAdmin, RouterAdmin, VerifierAdmin
+from sdcpd.admin_logs import LogsAdmin
 from sdcpd.config import Config
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.engines import draft_engine, target_engine, text_model
@@ -20,7 +21,7 @@ from sdcpd.roles.objects import Objects
 from sdcpd.roles.status import instance_name
 from sdcpd.transport.http1 import Http1Server
 from sdcpd.transport.identity_files import IdentityError
-from tiers.api import Tier, TierError
+from tiers.api import Tier, TierError, TierUnreachable
 
 if TYPE_CHECKING:
     from sdcpd.roles.router import Router
@@ -94,7 +95,9 @@ class Daemon:
             hint = "; put it there, or name another in [tls]" if unreadable else ""
             raise StartError(f"{instance.label}: {e}{hint}", status=78) from e
         except TierError as e:
-            raise StartError(f"{instance.label}: {e}", status=78) from e
+            # What does not answer may be back when the supervisor starts this anew.
+            status = 1 if isinstance(e, TierUnreachable) else 78
+            raise StartError(f"{instance.label}: {e}", status=status) from e
 
     # ---- parts shared by the roles
 
@@ -106,7 +109,7 @@ class Daemon:
         identity = self._parts.identity(instance)
         client = self._parts.client(identity)
         text = text_model(self._config)
-        logs = instance.fill(self._config.mlc.log_path)
+        logs = await self._parts.logs(instance)
         mlc = self._parts.mlc(section.base_uri, objects, logs=logs)
         router = Router(
             settings.router_config(self._config, tokenizer=text.digest),
@@ -119,7 +122,7 @@ class Daemon:
             ),
             peers=self._parts.peers,
             mlc=mlc,
-            records=self._parts.records(logs),
+            records=self._parts.records(instance.fill(self._config.mlc.log_path)),
         )
         self._parts.stack.push_async_callback(router.aclose)
         router.restore()
@@ -130,7 +133,14 @@ class Daemon:
         self._parts.tasks.spawn(router.run(), name="router")
         await self._parts.start_admin(
             instance,
-            RouterAdmin(instance.name, router, text, api=self._api_uri(), metrics=metrics),
+            RouterAdmin(
+                instance.name,
+                router,
+                text,
+                api=self._api_uri(),
+                metrics=metrics,
+                logs=LogsAdmin(logs),
+            ),
         )
         await self._start_api(router, text)
 

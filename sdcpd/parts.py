@@ -30,8 +30,8 @@ from sdcpd.transport.loopback import LoopbackClient
 from sdcpd.transport.refusal_log import RefusalLog
 from sdcpd.transport.server import Server
 from sdcpd.transport.tls import TlsIdentity
-from tiers.api import Tier
-from tiers.build import build_objects, open_logs
+from tiers.api import LogStore, Tier
+from tiers.build import build_objects, open_etcd_logs, open_logs
 from tiers.lmdb_records import LmdbRecords
 from tiers.resource import MlcResource
 
@@ -164,16 +164,22 @@ class Parts:
         self._routes[base_uri] = listener.handle
         log.info("%s: listening on %s:%d as %s", instance.label, host, port, base_uri)
 
-    def mlc(self, base_uri: str, objects: Tier, *, logs: Path | None = None) -> MlcResource:
-        """The cache's resource below a base URI; a router also serves logs, kept in `logs`."""
-        store = None
-        if logs is not None:
-            store = open_logs(logs, self.config.mlc.log_size)
-            self.stack.push_async_callback(store.aclose)
+    async def logs(self, instance: Instance) -> LogStore:
+        """A router's commit logs, on its disk or in etcd; raises TierError."""
+        store: LogStore
+        if self.config.mlc.commit_log == "etcd":
+            store = await open_etcd_logs(settings.etcd(self.config, instance.fill))
+        else:
+            store = open_logs(instance.fill(self.config.mlc.log_path), self.config.mlc.log_size)
+        self.stack.push_async_callback(store.aclose)
+        return store
+
+    def mlc(self, base_uri: str, objects: Tier, *, logs: LogStore | None = None) -> MlcResource:
+        """The cache's resource below a base URI; a router also serves logs."""
         return MlcResource(
             base_path=urlsplit(base_uri).path.rstrip("/"),
             objects=objects,
-            logs=store,
+            logs=logs,
             authorize=self._authorize_mlc,
             authorize_fence=self._authorize_fence,
             object_bytes_max=self.config.mlc.object_max,

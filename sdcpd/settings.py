@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdcpd.config import ApiSection, Config, DrafterSection, ModelSection, VerifierSection
 from sdcpd.protocol.drafter import DrafterSettings
@@ -16,7 +16,10 @@ from sdcpd.roles.drafter import DrafterConfig
 from sdcpd.roles.frontend import ApiSettings
 from sdcpd.roles.peers import PeerEntry
 from sdcpd.roles.verifier import VerifierConfig
-from tiers.build import TierSpec
+from tiers.build import TierSpec, etcd_settings
+
+if TYPE_CHECKING:
+    from tiers.etcd_client import EtcdSettings
 
 
 def peer_entries(config: Config) -> list[PeerEntry]:
@@ -44,6 +47,23 @@ def tier_specs(config: Config, fill: Callable[[str], Path]) -> list[TierSpec]:
         )
         for tier in config.mlc.tiers
     ]
+
+
+def etcd(config: Config, fill: Callable[[str], Path]) -> EtcdSettings:
+    """`[mlc.etcd]`; raises TierError for files that cannot be used."""
+    section = config.mlc.etcd
+
+    def file(path: str) -> Path | None:
+        return fill(path) if path else None
+
+    return etcd_settings(
+        endpoints=section.endpoints,
+        prefix=section.prefix,
+        ca=file(section.ca),
+        cert=file(section.cert),
+        key=file(section.key),
+        timeout_s=section.timeout,
+    )
 
 
 def listen_of(config: Config, role: str) -> tuple[str, int]:

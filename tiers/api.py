@@ -64,6 +64,10 @@ class TierError(Exception):
     """A tier or store can't be opened or used; one sentence says which, why and what to do."""
 
 
+class TierUnreachable(TierError):
+    """What a tier or store needs does not answer now; a later start may find it."""
+
+
 class TierFull(Exception):
     """No room now: what is not leased is not enough, or the storage refused to grow."""
 

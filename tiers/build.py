@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from tiers.api import Tier, TierError
+from tiers.api import LogStore, Tier, TierError
 from tiers.host import HostTier
 from tiers.lmdb_log import LmdbLogStore
 from tiers.lmdb_tier import LmdbTier
 from tiers.stack import TierStack
 
-__all__ = ["TierError", "TierSpec", "build_objects", "open_logs"]
+if TYPE_CHECKING:
+    from tiers.etcd_client import EtcdSettings
+
+__all__ = ["TierError", "TierSpec", "build_objects", "etcd_settings", "open_etcd_logs", "open_logs"]
 
 SIZE_BYTES_MIN = 64 * 1024
 
@@ -61,6 +65,40 @@ def build_objects(
 def open_logs(path: Path, map_bytes: int) -> LmdbLogStore:
     """Open or create the durable commit logs in a directory of their own; raises TierError."""
     return LmdbLogStore(path, map_bytes=map_bytes)
+
+
+async def open_etcd_logs(settings: EtcdSettings) -> LogStore:
+    """Connect to the commit logs that several routers share in etcd; raises TierError."""
+    from tiers.etcd_log import EtcdLogStore
+
+    return await EtcdLogStore.open(settings)
+
+
+def etcd_settings(
+    *,
+    endpoints: Sequence[str],
+    prefix: str,
+    ca: Path | None = None,
+    cert: Path | None = None,
+    key: Path | None = None,
+    timeout_s: float,
+) -> EtcdSettings:
+    """Check what can be checked without etcd; raises TierError."""
+    # What gRPC would print on standard error, errors say in sentences.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        # Only here: nobody else needs gRPC.
+        from tiers.etcd_client import EtcdSettings, credentials_of
+    except ImportError as error:
+        raise TierError(
+            f'[mlc] commit_log = "etcd" needs packages that are not installed ({error}): run'
+            " pip install 'sdcpd[etcd]'"
+        ) from error
+    settings = EtcdSettings(
+        endpoints=tuple(endpoints), prefix=prefix, ca=ca, cert=cert, key=key, timeout_s=timeout_s
+    )
+    credentials_of(settings)
+    return settings
 
 
 def _check(spec: TierSpec) -> None:

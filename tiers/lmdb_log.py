@@ -29,7 +29,8 @@ from tiers.api import (
     TierError,
 )
 from tiers.folder import Folder
-from tiers.log_rows import Head, LogRows
+from tiers.log_head import Head
+from tiers.log_rows import LogRows
 from tiers.log_rules import (
     check_condition,
     check_group,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,9 +56,11 @@ class Site:
             return [*lines, 'dtype = "float32"', "threads = 1"]
         return [*lines, 'kind = "ngram"']
 
-    def config(self, name: str, *sections: str, tls: list[str] | None = None) -> Path:
+    def config(
+        self, name: str, *sections: str, tls: list[str] | None = None, mlc: Sequence[str] = ()
+    ) -> Path:
         admin = ["[admin]", f'socket = "{self.directory}/{{instance}}.sock"']
-        mlc = ["[mlc]", f'log_path = "{self.directory}/{name}.logs"', 'log_size = "64MiB"']
+        mlc = ["[mlc]", f'log_path = "{self.directory}/{name}.logs"', 'log_size = "64MiB"', *mlc]
         return write_config(
             self.directory / f"{name}.toml", [*(tls or self.tls), *admin, *mlc, *sections]
         )
@@ -110,11 +112,13 @@ def make_site(directory: Path, *, transport: str = "auto") -> Site:
 
 
 @contextmanager
-def running_site(directory: Path, *, transport: str) -> Iterator[Site]:
+def running_site(
+    directory: Path, *, transport: str, router_mlc: Sequence[str] = ()
+) -> Iterator[Site]:
     """A router, a verifier and a drafter, ready; all must have ended in order at the end."""
     site = make_site(directory, transport=transport)
     api = ["[api]", f'listen = "127.0.0.1:{site.ports["api"]}"']
-    router = site.config("router", *site.section("router", "router"), *api)
+    router = site.config("router", *site.section("router", "router"), *api, mlc=router_mlc)
     verifier = site.config("verifier", *site.section("verifier", "verifier"))
     drafter = site.config("drafter", *site.section("drafter", "drafter"))
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import lmdb
 import pytest
@@ -20,12 +22,14 @@ from sdcpd.protocol.commit_log import (
     encode_record,
     read_log,
 )
+from tests.kit.etcd import EtcdCluster, revision_of
 from tiers.api import (
     BadRecords,
     Corrupt,
     Fenced,
     LogAppend,
     LogError,
+    LogStore,
     Mismatch,
     NotExtending,
     StaleEpoch,
@@ -33,7 +37,7 @@ from tiers.api import (
     StoreFull,
     TierError,
 )
-from tiers.build import open_logs
+from tiers.build import etcd_settings, open_etcd_logs, open_logs
 from tiers.lmdb_log import LmdbLogStore
 
 LOG = "AAECAwQFBgcICQoLDA0ODw"
@@ -50,18 +54,50 @@ def fence(epoch: int) -> bytes:
     return encode_record(FenceRecord(epoch=epoch))
 
 
+OpenLogs = Callable[[], Awaitable[LogStore]]
+"""Opens the same logs again, once those before are closed."""
+
+
+@pytest.fixture(params=["lmdb", "etcd"])
+def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> OpenLogs:
+    """Every store is held to the same contract."""
+    if request.param == "etcd":
+        etcd: EtcdCluster = request.getfixturevalue("etcd")
+        site = etcd_settings(endpoints=etcd.endpoints, prefix=f"t/{uuid4().hex}", timeout_s=5.0)
+        return partial(open_etcd_logs, site)
+
+    async def opened() -> LogStore:
+        return open_logs(tmp_path / "logs", 1 << 20)
+
+    return opened
+
+
 @pytest.fixture
-async def logs(tmp_path: Path) -> AsyncIterator[LmdbLogStore]:
+async def logs(open_again: OpenLogs) -> AsyncIterator[LogStore]:
+    store = await open_again()
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture
+async def lmdb_logs(tmp_path: Path) -> AsyncIterator[LmdbLogStore]:
     store = open_logs(tmp_path / "logs", 1 << 20)
     yield store
     await store.aclose()
 
 
-async def created(logs: LmdbLogStore, data: bytes, log_id: str = LOG) -> str:
+async def transactions(logs: LogStore) -> int:
+    """How many have been written so far."""
+    if isinstance(logs, LmdbLogStore):
+        return int(logs._env.info()["last_txnid"])
+    return await revision_of(logs)
+
+
+async def created(logs: LogStore, data: bytes, log_id: str = LOG) -> str:
     return await logs.put(log_id, data, if_match=None, if_none_match=True)
 
 
-async def test_dm6_whole_puts_extend_and_read_back(logs: LmdbLogStore) -> None:
+async def test_dm6_whole_puts_extend_and_read_back(logs: LogStore) -> None:
     assert await logs.read(LOG) is None and await logs.head(LOG) is None
     first = await created(logs, commit(1))
     second = await logs.put(LOG, commit(1) + commit(1, 2), if_match=first, if_none_match=False)
@@ -74,7 +110,7 @@ async def test_dm6_whole_puts_extend_and_read_back(logs: LmdbLogStore) -> None:
     assert same == second
 
 
-async def test_r_6_8_2_an_old_tag_fails_and_changes_nothing(logs: LmdbLogStore) -> None:
+async def test_r_6_8_2_an_old_tag_fails_and_changes_nothing(logs: LogStore) -> None:
     first = await created(logs, commit(1))
     second = await logs.append(LOG, commit(1, 2), offset=None, if_match=first)
     for refused in (
@@ -90,21 +126,21 @@ async def test_r_6_8_2_an_old_tag_fails_and_changes_nothing(logs: LmdbLogStore) 
     assert content is not None and content.data == commit(1) + commit(1, 2)
 
 
-async def test_dm7_the_missing_log_matches_no_tag(logs: LmdbLogStore) -> None:
+async def test_dm7_the_missing_log_matches_no_tag(logs: LogStore) -> None:
     with pytest.raises(Mismatch) as caught:
         await logs.append(LOG, commit(1), offset=None, if_match='"0-0"')
     assert caught.value.etag is None and await logs.read(LOG) is None
 
 
 @pytest.mark.parametrize("new", [b"", commit(1, 2), commit(2) + commit(1), commit(1)[:-1]])
-async def test_dm7_new_content_extends_the_old(logs: LmdbLogStore, new: bytes) -> None:
+async def test_dm7_new_content_extends_the_old(logs: LogStore, new: bytes) -> None:
     tag = await created(logs, commit(1))
     with pytest.raises(NotExtending):
         await logs.put(LOG, new, if_match=tag, if_none_match=False)
 
 
 @pytest.mark.parametrize("offset", [0, 1, len(commit(1)) - 1, len(commit(1)) + 1, 2**63])
-async def test_dz3_an_append_starts_at_the_end(logs: LmdbLogStore, offset: int) -> None:
+async def test_dz3_an_append_starts_at_the_end(logs: LogStore, offset: int) -> None:
     tag = await created(logs, commit(1))
     with pytest.raises(NotExtending):
         await logs.append(LOG, commit(1, 2), offset=offset, if_match=tag)
@@ -112,7 +148,7 @@ async def test_dz3_an_append_starts_at_the_end(logs: LmdbLogStore, offset: int) 
 
 
 @pytest.mark.parametrize("octets", [b"\xff", b"\xa0", commit(1)[:-1], commit(1) + b"\x01"])
-async def test_dm6_what_is_no_record_is_refused(logs: LmdbLogStore, octets: bytes) -> None:
+async def test_dm6_what_is_no_record_is_refused(logs: LogStore, octets: bytes) -> None:
     tag = await created(logs, commit(1))
     for refused in (
         logs.append(LOG, octets, offset=None, if_match=tag),
@@ -142,9 +178,7 @@ FENCE_MATRIX = [
 
 @pytest.mark.parametrize("way", ["append", "put"])
 @pytest.mark.parametrize("before", [[commit(3)], [commit(1), fence(3)], [fence(3), commit(3)]])
-async def test_r_6_8_6_r_6_8_11_fence_matrix(
-    logs: LmdbLogStore, before: list[bytes], way: str
-) -> None:
+async def test_r_6_8_6_r_6_8_11_fence_matrix(logs: LogStore, before: list[bytes], way: str) -> None:
     """D-M7, D-M9: with the right tag, a lower epoch and an equal fence are refused."""
     old = b"".join(before)
     for number, (new, error) in enumerate(FENCE_MATRIX):
@@ -167,7 +201,7 @@ async def test_r_6_8_6_r_6_8_11_fence_matrix(
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 async def test_dm8_vectors_are_taken_up_to_their_first_void_record(
-    logs: LmdbLogStore, case: dict[str, str]
+    logs: LogStore, case: dict[str, str]
 ) -> None:
     """What an enforcing store takes is what a reader counts: no record in it is void."""
     tag: str | None = None
@@ -187,7 +221,7 @@ async def test_dm8_vectors_are_taken_up_to_their_first_void_record(
     assert read_log(stored).highest_epoch == counted.highest_epoch
 
 
-async def test_group_commit_of_64_has_64_outcomes(logs: LmdbLogStore) -> None:
+async def test_group_commit_of_64_has_64_outcomes(logs: LogStore) -> None:
     """Refused and accepted appends share a transaction and nothing else."""
     names = [f"log-{number}" for number in range(64)]
     tags = [await created(logs, fence(2), name) for name in names]
@@ -207,10 +241,10 @@ async def test_group_commit_of_64_has_64_outcomes(logs: LmdbLogStore) -> None:
         except LogError as error:
             return error
 
-    transactions = logs._env.info()["last_txnid"]
+    before = await transactions(logs)
     alone = await asyncio.gather(*(one(number) for number in range(32)))
     group = await logs.append_many([item(number) for number in range(32, 64)])
-    assert logs._env.info()["last_txnid"] - transactions <= 6, "appends that wait share a flush"
+    assert await transactions(logs) - before <= 6, "appends that wait share a flush"
     for number, outcome in enumerate([*alone, *group]):
         expected = (str, Fenced, Mismatch, BadRecords)[number % 4]
         assert type(outcome) is expected
@@ -220,7 +254,7 @@ async def test_group_commit_of_64_has_64_outcomes(logs: LmdbLogStore) -> None:
         assert (content.etag == outcome) is (number % 4 == 0)
 
 
-async def test_one_racer_of_sixteen_wins(logs: LmdbLogStore) -> None:
+async def test_one_racer_of_sixteen_wins(logs: LogStore) -> None:
     async def race(tag: str | None, number: int) -> bool:
         try:
             await logs.append(LOG, commit(1, number), offset=None, if_match=tag, create=tag is None)
@@ -236,7 +270,7 @@ async def test_one_racer_of_sixteen_wins(logs: LmdbLogStore) -> None:
     assert content is not None and len(decode_log(content.data)) == 2
 
 
-async def test_of_two_routers_one_fences(logs: LmdbLogStore) -> None:
+async def test_of_two_routers_one_fences(logs: LogStore) -> None:
     """D-M9: equal epochs, one of them with a fresh tag; the second is refused both ways."""
     tag = await created(logs, commit(1))
     outcomes = await asyncio.gather(
@@ -250,11 +284,11 @@ async def test_of_two_routers_one_fences(logs: LmdbLogStore) -> None:
         await logs.append(LOG, fence(2), offset=None, if_match=winner)
 
 
-async def test_a_restart_keeps_logs_tags_and_fences(tmp_path: Path) -> None:
-    logs = open_logs(tmp_path, 1 << 20)
+async def test_a_restart_keeps_logs_tags_and_fences(open_again: OpenLogs) -> None:
+    logs = await open_again()
     tag = await created(logs, commit(1) + fence(5))
     await logs.aclose()
-    logs = open_logs(tmp_path, 1 << 20)
+    logs = await open_again()
     with pytest.raises(Fenced):
         await logs.append(LOG, commit(4), offset=None, if_match=tag)
     await logs.append(LOG, commit(5, 2), offset=None, if_match=tag)
@@ -264,7 +298,7 @@ async def test_a_restart_keeps_logs_tags_and_fences(tmp_path: Path) -> None:
     await logs.aclose()
 
 
-async def test_logs_do_not_mix(logs: LmdbLogStore) -> None:
+async def test_logs_do_not_mix(logs: LogStore) -> None:
     for name in ("a", "a-", "a0", "A", "aa"):
         await created(logs, commit(1, ord(name[-1])), name)
     await logs.delete("a")
@@ -315,17 +349,17 @@ async def test_dm6_a_damaged_log_is_told_and_never_overwritten(tmp_path: Path, t
     await logs.aclose()
 
 
-async def test_a_failed_flush_stops_the_store(logs: LmdbLogStore) -> None:
+async def test_a_failed_flush_stops_the_store(lmdb_logs: LmdbLogStore) -> None:
     """After it nothing is known of what the disk holds, so nothing more is promised."""
-    tag = await created(logs, commit(1))
-    logs._env.close()  # the nearest thing to a disk that goes away
+    tag = await created(lmdb_logs, commit(1))
+    lmdb_logs._env.close()  # the nearest thing to a disk that goes away
     with pytest.raises(StoreFailed):
-        await logs.append(LOG, commit(1, 2), offset=None, if_match=tag)
+        await lmdb_logs.append(LOG, commit(1, 2), offset=None, if_match=tag)
     with pytest.raises(StoreFailed, match="disk of the commit logs failed"):
-        await logs.read(LOG)
+        await lmdb_logs.read(LOG)
 
 
-async def test_misuse_is_told_before_anything_is_written(logs: LmdbLogStore) -> None:
+async def test_misuse_is_told_before_anything_is_written(logs: LogStore) -> None:
     twice = LogAppend(log_id=LOG, record_bytes=commit(1), create=True)
     with pytest.raises(ValueError, match="named twice"):
         await logs.append_many([twice, twice])
@@ -337,7 +371,7 @@ async def test_misuse_is_told_before_anything_is_written(logs: LmdbLogStore) -> 
     assert await logs.head(LOG) is None
 
 
-async def test_a_caller_that_goes_away_disturbs_nobody(logs: LmdbLogStore) -> None:
+async def test_a_caller_that_goes_away_disturbs_nobody(logs: LogStore) -> None:
     """D-H15, D-P16: its append may be written; those that share its group are told as ever."""
     gone = asyncio.ensure_future(created(logs, commit(1)))
     stays = asyncio.ensure_future(created(logs, commit(1), "other"))
@@ -350,8 +384,20 @@ async def test_a_caller_that_goes_away_disturbs_nobody(logs: LmdbLogStore) -> No
     await created(logs, commit(1))
 
 
-async def test_after_closing_the_store_says_so(tmp_path: Path) -> None:
-    logs = open_logs(tmp_path, 1 << 20)
+async def test_closing_waits_for_what_was_accepted(open_again: OpenLogs) -> None:
+    logs = await open_again()
+    writes = [asyncio.ensure_future(created(logs, commit(1), f"log-{n}")) for n in range(200)]
+    await asyncio.sleep(0)
+    await logs.aclose()
+    tags = await asyncio.gather(*writes)
+    logs = await open_again()
+    heads = [await logs.head(f"log-{n}") for n in range(200)]
+    assert [head and head.etag for head in heads] == tags
+    await logs.aclose()
+
+
+async def test_after_closing_the_store_says_so(open_again: OpenLogs) -> None:
+    logs = await open_again()
     await logs.aclose()
     with pytest.raises(StoreFailed, match="closed"):
         await created(logs, commit(1))
@@ -377,10 +423,10 @@ records = st.builds(FenceRecord, epoch=st.integers(0, 4)) | st.builds(
 )
 @given(st.lists(st.lists(records, min_size=1, max_size=3), max_size=8))
 def test_dm7_the_store_agrees_with_a_plain_model(
-    tmp_path: Path, appends: list[list[Record]]
+    open_again: OpenLogs, appends: list[list[Record]]
 ) -> None:
     async def play() -> None:
-        logs = open_logs(tmp_path, 1 << 20)
+        logs = await open_again()
         await logs.delete(LOG)
         model: list[Record] = []
         tag: str | None = None

@@ -1,0 +1,77 @@
+"""What is wrong between the keys of a configuration file, each of them right by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sdcpd.config_problems import find_line
+
+if TYPE_CHECKING:
+    from sdcpd.config import Config, MlcSection
+
+
+def cross_problems(config: Config, text: str, name: str) -> list[str]:
+    """One line for each thing that no single key can tell."""
+
+    def at(*path: str) -> str:
+        return f"{name}:{find_line(text, path)}"
+
+    problems = []
+    if config.drafter and config.drafter.status_ttl <= config.drafter.status_interval:
+        problems.append(
+            f"{at('drafter', 'status_ttl')}: drafter.status_ttl must be longer than "
+            "drafter.status_interval, else the drafter expires between reports"
+        )
+    if (
+        config.router
+        and config.router.model is None
+        and not (config.verifier and config.verifier.model.path)
+    ):
+        problems.append(
+            f"{at('router')}: router.model is missing; set it to a directory with the target's "
+            "tokenizer.json and config.json (weights are not needed there)"
+        )
+    if config.verifier and config.verifier.model.path is None:
+        problems.append(
+            f"{at('verifier')}: verifier.model.path is missing; add [verifier.model] with "
+            'path = "DIRECTORY" (config.json, *.safetensors, tokenizer.json)'
+        )
+    if config.drafter and config.drafter.kind == "model" and config.drafter.model.path is None:
+        problems.append(
+            f"{at('drafter')}: drafter.model.path is missing; add [drafter.model] with path, "
+            'or set kind = "ngram", which needs no model'
+        )
+    for index, tier in enumerate(config.mlc.tiers):
+        if tier.kind == "lmdb" and not tier.path:
+            problems.append(f"{at('mlc', 'tiers')}: mlc.tiers[{index}]: an lmdb tier needs a path")
+    problems += [f"{at('mlc', *key)}: {text}" for key, text in _etcd_problems(config.mlc)]
+    api = config.api
+    if api and not api.allow_anonymous and api.keys_file is None and not _loopback(api.listen[0]):
+        problems.append(
+            f"{at('api', 'listen')}: api.listen is open to the network and no key is asked for; "
+            "set api.keys_file, or api.allow_anonymous = true if that is wanted"
+        )
+    return problems
+
+
+def _etcd_problems(mlc: MlcSection) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong between the keys of `[mlc.etcd]`: its path, and what to write instead."""
+    etcd = mlc.etcd
+    if mlc.commit_log == "etcd" and not etcd.endpoints:
+        yield (
+            ("commit_log",),
+            'mlc.etcd.endpoints is missing; mlc.commit_log = "etcd" needs the members of a '
+            'cluster, as in endpoints = ["etcd1.lab:2379"]',
+        )
+    for key, needs in (("cert", ("key", "ca")), ("key", ("cert", "ca"))):
+        without = [f"mlc.etcd.{need}" for need in needs if not getattr(etcd, need)]
+        if getattr(etcd, key) and without:
+            yield (
+                ("etcd", key),
+                f"mlc.etcd.{key} is of no use without {' and '.join(without)}; set that as well",
+            )
+
+
+def _loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "::1"

@@ -11,6 +11,7 @@ import pytest
 
 from tests.kit import cddl
 from tests.kit.conformance import ROOT, ConformancePlugin
+from tests.kit.skips import SkipsPlugin
 
 _violations: list[str] = []
 _sent: Counter[str] = Counter()
@@ -23,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check what roles encode, from the start."""
+    config.pluginmanager.register(SkipsPlugin())
     path = config.getoption("--conformance")
     if path is not None:
         config.pluginmanager.register(ConformancePlugin(path))

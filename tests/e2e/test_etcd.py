@@ -23,10 +23,11 @@ def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
         yield cluster
 
 
-@pytest.fixture
-def site(tmp_path: Path, etcd: EtcdCluster) -> Iterator[Site]:
+@pytest.fixture(params=["auto", pytest.param("h3", marks=pytest.mark.slow)])
+def site(request: pytest.FixtureRequest, tmp_path: Path, etcd: EtcdCluster) -> Iterator[Site]:
     """Its processes say nothing but what sdcpd says (see `Site.stop`): gRPC is silent."""
-    with running_site(tmp_path, transport="auto", router_mlc=mlc_lines(*etcd.endpoints)) as site:
+    lines = mlc_lines(*etcd.endpoints)
+    with running_site(tmp_path, transport=request.param, router_mlc=lines) as site:
         yield site
 
 

@@ -150,7 +150,11 @@ FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], range]] = 
 }
 
 
-LONG = ("a failover without a fence", "a failover that drops the session")
+LONG = (
+    "a failover without a fence",
+    "a failover that drops the session",
+    "a commit without a look at the fence",
+)
 
 
 @pytest.fixture(

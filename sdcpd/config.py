@@ -14,8 +14,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sdcpd.config_problems import find_line, line_of, toml_problem, value_problem
+from sdcpd.config_tiers import tier_problems
 from sdcpd.config_values import (
     BaseUri,
+    Bucket,
     Device,
     Digest,
     Duration,
@@ -28,6 +30,9 @@ from sdcpd.config_values import (
     OptionalPath,
     Percent,
     Rate,
+    S3Endpoint,
+    S3Prefix,
+    S3Region,
     Size,
     Template,
     TrustDomain,
@@ -148,9 +153,15 @@ class DrafterSection(Section):
 class TierSection(Section):
     """One entry of `[mlc] tiers`"""
 
-    kind: Literal["host", "lmdb"]
+    kind: Literal["host", "lmdb", "s3"]
     size: Size
     path: Template | None = None
+    bucket: Bucket | None = None
+    prefix: S3Prefix = "sdcpd"
+    endpoint: S3Endpoint = ""
+    region: S3Region = ""
+    access_key_id_file: Template | None = None
+    secret_access_key_file: Template | None = None
 
 
 def _host_tier(size: str) -> TierSection:
@@ -274,9 +285,7 @@ def _cross_checks(config: Config, text: str, name: str) -> list[str]:
             f"{at('drafter')}: drafter.model.path is missing; add [drafter.model] with path, "
             'or set kind = "ngram", which needs no model'
         )
-    for index, tier in enumerate(config.mlc.tiers):
-        if tier.kind == "lmdb" and not tier.path:
-            problems.append(f"{at('mlc', 'tiers')}: mlc.tiers[{index}]: an lmdb tier needs a path")
+    problems += [f"{at('mlc', 'tiers')}: {text}" for text in tier_problems(config.mlc.tiers)]
     api = config.api
     if api and not api.allow_anonymous and api.keys_file is None and not _loopback(api.listen[0]):
         problems.append(

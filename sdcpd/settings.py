@@ -6,7 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sdcpd.config import ApiSection, Config, DrafterSection, ModelSection, VerifierSection
+from sdcpd.config import (
+    ApiSection,
+    Config,
+    DrafterSection,
+    ModelSection,
+    TierSection,
+    VerifierSection,
+)
 from sdcpd.protocol.drafter import DrafterSettings
 from sdcpd.protocol.instances import Permitted
 from sdcpd.protocol.router import RouterSettings
@@ -16,7 +23,7 @@ from sdcpd.roles.drafter import DrafterConfig
 from sdcpd.roles.frontend import ApiSettings
 from sdcpd.roles.peers import PeerEntry
 from sdcpd.roles.verifier import VerifierConfig
-from tiers.build import TierSpec
+from tiers.build import S3Place, TierSpec
 
 
 def peer_entries(config: Config) -> list[PeerEntry]:
@@ -41,9 +48,25 @@ def tier_specs(config: Config, fill: Callable[[str], Path]) -> list[TierSpec]:
             tier.size,
             fill(tier.path) if tier.path else None,
             scope_share=config.mlc.scope_max / 100,
+            place=_s3_place(tier, fill),
         )
         for tier in config.mlc.tiers
     ]
+
+
+def _s3_place(tier: TierSection, fill: Callable[[str], Path]) -> S3Place | None:
+    if tier.kind != "s3":
+        return None
+    assert tier.bucket is not None, "checked with the configuration"
+    key_id, secret = tier.access_key_id_file, tier.secret_access_key_file
+    return S3Place(
+        bucket=tier.bucket,
+        prefix=tier.prefix,
+        endpoint=tier.endpoint,
+        region=tier.region,
+        access_key_id_file=fill(key_id) if key_id else None,
+        secret_access_key_file=fill(secret) if secret else None,
+    )
 
 
 def listen_of(config: Config, role: str) -> tuple[str, int]:

@@ -281,7 +281,7 @@ async def test_a_put_above_asks_the_server_nothing_and_hides_what_it_replaces(
         lower = tier_at(relay.endpoint, prefix, clock)
         other = tier_at(process.endpoint, prefix, clock)
         await other.put(A, entry(1, LARGE), lease_s=0)
-        stack = TierStack([HostTier(LARGE + OBJECT_BYTES, clock=clock), lower])
+        stack = TierStack([HostTier(2 * (LARGE + OBJECT_BYTES), clock=clock), lower])
         relay.flowing.clear()
         rows = Key("s", "q_rows.session.random")
         async with asyncio.timeout(1):

@@ -17,6 +17,7 @@ from sdcpd.config_checks import cross_problems
 from sdcpd.config_problems import line_of, toml_problem, value_problem
 from sdcpd.config_values import (
     BaseUri,
+    Bucket,
     Device,
     Digest,
     Duration,
@@ -31,6 +32,9 @@ from sdcpd.config_values import (
     OptionalPath,
     Percent,
     Rate,
+    S3Endpoint,
+    S3Prefix,
+    S3Region,
     Size,
     Template,
     TrustDomain,
@@ -151,9 +155,15 @@ class DrafterSection(Section):
 class TierSection(Section):
     """One entry of `[mlc] tiers`"""
 
-    kind: Literal["host", "lmdb"]
+    kind: Literal["host", "lmdb", "s3"]
     size: Size
     path: Template | None = None
+    bucket: Bucket | None = None
+    prefix: S3Prefix = "sdcpd"
+    endpoint: S3Endpoint = ""
+    region: S3Region = ""
+    access_key_id_file: Template | None = None
+    secret_access_key_file: Template | None = None
 
 
 def _host_tier(size: str) -> TierSection:

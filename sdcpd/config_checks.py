@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sdcpd.config_problems import find_line
+from sdcpd.config_tiers import tier_problems
 
 if TYPE_CHECKING:
     from sdcpd.config import Config, MlcSection
@@ -42,9 +43,7 @@ def cross_problems(config: Config, text: str, name: str) -> list[str]:
             f"{at('drafter')}: drafter.model.path is missing; add [drafter.model] with path, "
             'or set kind = "ngram", which needs no model'
         )
-    for index, tier in enumerate(config.mlc.tiers):
-        if tier.kind == "lmdb" and not tier.path:
-            problems.append(f"{at('mlc', 'tiers')}: mlc.tiers[{index}]: an lmdb tier needs a path")
+    problems += [f"{at('mlc', 'tiers')}: {text}" for text in tier_problems(config.mlc.tiers)]
     problems += [f"{at('mlc', *key)}: {text}" for key, text in _etcd_problems(config.mlc)]
     api = config.api
     if api and not api.allow_anonymous and api.keys_file is None and not _loopback(api.listen[0]):

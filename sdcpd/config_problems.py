@@ -23,10 +23,12 @@ _WORDS = {
 }
 _ADD = {
     "base_uri": 'base_uri = "https://HOST:PORT/", what peers call this instance',
-    "kind": 'kind = "host" or "lmdb"',
+    "kind": 'kind = "host", "lmdb" or "s3"',
     "router": 'router = "https://HOST:7442/", the router\'s base_uri',
     "size": 'size = "1GiB"',
 }
+# A value that is wrong there may be a key or hold a password, so it is not shown.
+_UNSHOWN = ("endpoint", "access_key_id_file", "secret_access_key_file")
 _TOML_HINTS = {
     "Invalid value": 'text, durations and sizes stand in quotes, as in name = "r0"',
     "Cannot overwrite": "the key stands twice; keep one",
@@ -64,7 +66,8 @@ def value_problem(error: Any, *, model: type[BaseModel], text: str, name: str) -
     if error["type"] == "missing":
         add = _ADD.get(path[-1], f"{path[-1]} = ...")
         return f'{where}: key "{path[-1]}" is missing in {section}; add {add}'
-    shown = f" = {json.dumps(given)}" if isinstance(given, str | int | float | bool) else ""
+    showable = isinstance(given, str | int | float | bool) and path[-1] not in _UNSHOWN
+    shown = f" = {json.dumps(given)}" if showable else ""
     return f"{where}: {'.'.join(path)}{shown}: {_reason(error, model, path)}"
 
 

@@ -92,6 +92,31 @@ def _device(value: object) -> str:
     return value
 
 
+def _bucket(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", value):
+        raise ValueError('must be the name of a bucket, as in "sdcpd-cache"')
+    return value
+
+
+def _s3_prefix(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*", value):
+        raise ValueError('may hold letters, digits, dash, underscore and / between, as in "sdcpd"')
+    return value
+
+
+def _s3_endpoint(value: object) -> str:
+    # The value may hold a password, so it is not shown by what refuses it.
+    if not isinstance(value, str) or not re.fullmatch(r"(https?://[^/@?#\s]+/?)?", value):
+        raise ValueError('must be a URL without path and user, as in "https://s3.lab:9000"')
+    return value.rstrip("/")
+
+
+def _s3_region(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9-]{0,64}", value):
+        raise ValueError('must be the name of a region, as in "eu-central-1"')
+    return value
+
+
 def _directory_or_file(value: object) -> object:
     return None if value == "" else value
 
@@ -134,6 +159,10 @@ M = Annotated[int | None, BeforeValidator(_m)]
 Device = Annotated[str, BeforeValidator(_device)]
 Name = Annotated[str, BeforeValidator(_name)]
 TrustDomain = Annotated[str, BeforeValidator(_trust_domain)]
+Bucket = Annotated[str, BeforeValidator(_bucket)]
+S3Prefix = Annotated[str, BeforeValidator(_s3_prefix)]
+S3Endpoint = Annotated[str, BeforeValidator(_s3_endpoint)]
+S3Region = Annotated[str, BeforeValidator(_s3_region)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_directory_or_file)]
 Template = Annotated[str, BeforeValidator(_template)]
 """A path in which `{role}`, `{name}` and `{instance}` stand for the instance's: of

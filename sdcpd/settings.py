@@ -6,7 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdcpd.config import ApiSection, Config, DrafterSection, ModelSection, VerifierSection
+from sdcpd.config import (
+    ApiSection,
+    Config,
+    DrafterSection,
+    ModelSection,
+    TierSection,
+    VerifierSection,
+)
 from sdcpd.protocol.drafter import DrafterSettings
 from sdcpd.protocol.instances import Permitted
 from sdcpd.protocol.router import RouterSettings
@@ -16,7 +23,7 @@ from sdcpd.roles.drafter import DrafterConfig
 from sdcpd.roles.frontend import ApiSettings
 from sdcpd.roles.peers import PeerEntry
 from sdcpd.roles.verifier import VerifierConfig
-from tiers.build import TierSpec, etcd_settings
+from tiers.build import S3Place, TierSpec, etcd_settings
 
 if TYPE_CHECKING:
     from tiers.etcd_client import EtcdSettings
@@ -44,6 +51,7 @@ def tier_specs(config: Config, fill: Callable[[str], Path]) -> list[TierSpec]:
             tier.size,
             fill(tier.path) if tier.path else None,
             scope_share=config.mlc.scope_max / 100,
+            place=_s3_place(tier, fill),
         )
         for tier in config.mlc.tiers
     ]
@@ -63,6 +71,21 @@ def etcd(config: Config, fill: Callable[[str], Path]) -> EtcdSettings:
         cert=file(section.cert),
         key=file(section.key),
         timeout_s=section.timeout,
+    )
+
+
+def _s3_place(tier: TierSection, fill: Callable[[str], Path]) -> S3Place | None:
+    if tier.kind != "s3":
+        return None
+    assert tier.bucket is not None, "checked with the configuration"
+    key_id, secret = tier.access_key_id_file, tier.secret_access_key_file
+    return S3Place(
+        bucket=tier.bucket,
+        prefix=tier.prefix,
+        endpoint=tier.endpoint,
+        region=tier.region,
+        access_key_id_file=fill(key_id) if key_id else None,
+        secret_access_key_file=fill(secret) if secret else None,
     )
 
 

@@ -121,6 +121,14 @@ def test_an_empty_file_has_every_default() -> None:
         ("mlc.etcd", 'timeout = "0s"', 'must be more than 0'),
         ("mlc.etcd", 'ca = 3', 'must be a path in quotes'),
         ("mlc.etcd", 'cert = "/c.crt"', 'mlc.etcd.cert is of no use without mlc.etcd.key and mlc.etcd.ca; set that as well'),
+        ("mlc", 'tiers = [{ kind = "s3", size = "1GiB" }]', "an s3 tier needs a bucket that exists"),
+        ("mlc", 'tiers = [{ kind = "s3", size = "1GiB", bucket = "abc" }, { kind = "host", size = "1GiB" }]', "put its entry last"),
+        ("mlc", 'tiers = [{ kind = "s3", size = "1GiB", bucket = "abc", path = "/c" }]', "an s3 tier has no path"),
+        ("mlc", 'tiers = [{ kind = "s3", size = "1GiB", bucket = "abc", access_key_id_file = "/k" }]', "belong together"),
+        ("mlc", 'tiers = [{ kind = "s3", size = "1GiB", bucket = "A b" }]', 'must be the name of a bucket, as in "sdcpd-cache"'),
+        ("mlc", 'tiers = [{ kind = "s3", size = "1GiB", bucket = "abc", prefix = "../x" }]', "may hold letters, digits"),
+        ("mlc", 'tiers = [{ kind = "s3", size = "1GiB", bucket = "abc", region = "a b" }]', "must be the name of a region"),
+        ("mlc", 'tiers = [{ kind = "host", size = "1GiB", bucket = "abc" }]', 'bucket is of a tier of kind = "s3"'),
         ("mlc", 'bases = ["gpu1"]', 'must be a base URI'),
         ("api", "cors_origins = [1]", "must be text in quotes"),
         ("api", 'listen = "0.0.0.0:8000"', "api.listen is open to the network and no key is asked for; set api.keys_file"),
@@ -335,3 +343,18 @@ def test_check_config_with_a_role_looks_at_certificates_and_models(tmp_path: Pat
     assert done.returncode == 78 and "Traceback" not in done.stderr
     assert "v.crt" in done.stderr or "ca.crt" in done.stderr
     assert f"{tmp_path / 'nowhere'} does not exist" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        'endpoint = "https://me:hush@s3.lab"',
+        'access_key_id_file = "/k", secret_access_key_file = "hush"',
+        'secret_access_key = "hush"',
+    ],
+)
+def test_a_key_to_a_bucket_is_not_shown(keys: str) -> None:
+    tier = f'{{ kind = "s3", size = "1GiB", bucket = "abc", {keys} }}'
+    with pytest.raises(ConfigError) as caught:
+        parse_config(f"[mlc]\ntiers = [{tier}]\n", name="x")
+    assert "hush" not in str(caught.value)

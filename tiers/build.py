@@ -13,25 +13,35 @@ from tiers.api import LogStore, Tier, TierError
 from tiers.host import HostTier
 from tiers.lmdb_log import LmdbLogStore
 from tiers.lmdb_tier import LmdbTier
+from tiers.s3_place import S3Place
 from tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from tiers.etcd_client import EtcdSettings
 
-__all__ = ["TierError", "TierSpec", "build_objects", "etcd_settings", "open_etcd_logs", "open_logs"]
+__all__ = [
+    "S3Place",
+    "TierError",
+    "TierSpec",
+    "build_objects",
+    "etcd_settings",
+    "open_etcd_logs",
+    "open_logs",
+]
 
 SIZE_BYTES_MIN = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
-    """One entry of `[mlc] tiers`: its budget in octets, and where it lies if it is on a disk."""
+    """One entry of `[mlc] tiers`: its budget in octets, and the directory or bucket it lies in."""
 
-    kind: Literal["host", "lmdb"]
+    kind: Literal["host", "lmdb", "s3"]
     size_bytes: int
     path: Path | None = None
     scope_share: float = 1.0
     """What one scope may hold of it."""
+    place: S3Place | None = None
 
     @property
     def scope_bytes_max(self) -> int:
@@ -50,7 +60,9 @@ def build_objects(
         raise TierError("two entries of [mlc] tiers have the same path: give each its own")
     for spec in specs:
         _check(spec)
-    tiers: list[HostTier | LmdbTier] = []
+    if any(spec.kind == "s3" for spec in specs[:-1]):
+        raise TierError("[mlc] tiers: the s3 tier is the slowest: put its entry last")
+    tiers: list[Tier] = []
     try:
         for spec in specs:
             tiers.append(_open(spec, clock))
@@ -102,8 +114,8 @@ def etcd_settings(
 
 
 def _check(spec: TierSpec) -> None:
-    if spec.kind not in ("host", "lmdb"):
-        raise TierError(f'[mlc] tiers: kind "{spec.kind}" is not known: use "host" or "lmdb"')
+    if spec.kind not in ("host", "lmdb", "s3"):
+        raise TierError(f'[mlc] tiers: kind "{spec.kind}" is not known: use "host", "lmdb" or "s3"')
     if spec.size_bytes < SIZE_BYTES_MIN:
         raise TierError(
             f"[mlc] tiers: size of the {spec.kind} tier is {spec.size_bytes} octets: give at"
@@ -111,9 +123,27 @@ def _check(spec: TierSpec) -> None:
         )
     if spec.kind == "lmdb" and spec.path is None:
         raise TierError("[mlc] tiers: the lmdb tier has no path: give a directory on a local disk")
+    if spec.kind == "s3" and spec.place is None:
+        raise TierError("[mlc] tiers: the s3 tier has no bucket: give the name of one that exists")
 
 
-def _open(spec: TierSpec, clock: Callable[[], float]) -> HostTier | LmdbTier:
-    if spec.path is None:
-        return HostTier(spec.size_bytes, scope_bytes_max=spec.scope_bytes_max, clock=clock)
-    return LmdbTier(spec.path, spec.size_bytes, scope_bytes_max=spec.scope_bytes_max, clock=clock)
+def _open(spec: TierSpec, clock: Callable[[], float]) -> Tier:
+    share = spec.scope_bytes_max
+    if spec.place is not None:
+        return _open_s3(spec.place, spec, clock)
+    if spec.path is not None:
+        return LmdbTier(spec.path, spec.size_bytes, scope_bytes_max=share, clock=clock)
+    return HostTier(spec.size_bytes, scope_bytes_max=share, clock=clock)
+
+
+def _open_s3(place: S3Place, spec: TierSpec, clock: Callable[[], float]) -> Tier:
+    try:
+        # Here, so that nobody else needs the package.
+        from tiers.s3_open import open_s3
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "obstore":
+            raise
+        raise TierError(
+            "[mlc] tiers: an s3 tier needs the package obstore: pip install 'sdcpd[s3]'"
+        ) from error
+    return open_s3(place, spec.size_bytes, scope_bytes_max=spec.scope_bytes_max, clock=clock)

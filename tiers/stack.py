@@ -2,6 +2,7 @@
 
 A put goes to the first tier with room, a hit below is copied up, and what a tier evicts is handed
 down by a bounded queue in the background: it is a cache, so what does not fit there is dropped.
+Below a tier that tells nothing of what it evicts, the next gets at once what that one is handed.
 Everything that changes where a key lies is done under that key's lock.
 """
 
@@ -11,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 from tiers.api import Entry, Key, Tier, TierFull, TierStats
@@ -28,6 +28,18 @@ class Evicting(Protocol):
     def on_evicted(self, callback: Callable[[Key, Entry], None]) -> None: ...
 
 
+@runtime_checkable
+class Choosing(Protocol):
+    """A tier that takes only some objects, and to which a deletion is dear.
+
+    Where a tier above takes a put, it is told instead of having the key deleted.
+    """
+
+    def takes(self, key: Key, entry: Entry, *, lease_s: float) -> bool: ...
+
+    async def superseded(self, key: Key, entry: Entry, *, lease_s: float) -> None: ...
+
+
 class KeyLocks:
     """A bounded number of locks, one of which is a key's."""
 
@@ -41,7 +53,7 @@ class KeyLocks:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    lower: Tier
+    below: Sequence[Tier]
     entry: Entry
 
 
@@ -58,9 +70,9 @@ class TierStack:
         self._pending_bytes = 0
         self._demoting: asyncio.Task[None] | None = None
         self._hits = self._misses = self._dropped = 0
-        for upper, lower in pairwise(self._tiers):
+        for depth, upper in enumerate(self._tiers[:-1]):
             if isinstance(upper, Evicting):
-                upper.on_evicted(partial(self._offer, lower))
+                upper.on_evicted(partial(self._offer, self._handed_down_to(depth)))
 
     async def get(self, key: Key) -> Entry | None:
         entry = await self._tiers[0].get(key)
@@ -77,7 +89,11 @@ class TierStack:
             taker = await self._put_first(key, entry, lease_s=lease_s)
             self._take_pending(key)
             for tier in self._tiers:
-                if tier is not taker:
+                if tier is taker:
+                    continue
+                if isinstance(tier, Choosing):
+                    await tier.superseded(key, entry, lease_s=lease_s)
+                else:
                     await tier.delete(key)
 
     async def delete(self, key: Key) -> None:
@@ -161,12 +177,24 @@ class TierStack:
         await self._tiers[-1].put(key, entry, lease_s=lease_s)
         return self._tiers[-1]
 
-    def _offer(self, lower: Tier, key: Key, entry: Entry) -> None:
+    def _handed_down_to(self, depth: int) -> tuple[Tier, ...]:
+        """The tiers that get what that one evicts: the next, and those that it would hide."""
+        below: list[Tier] = []
+        for tier in self._tiers[depth + 1 :]:
+            below.append(tier)
+            if isinstance(tier, Evicting):
+                break
+        return tuple(below)
+
+    def _offer(self, below: Sequence[Tier], key: Key, entry: Entry) -> None:
         self._take_pending(key)
+        below = [tier for tier in below if _takes(tier, key, entry)]
+        if not below:
+            return
         if self._pending_bytes + len(entry.data) > self._demote_bytes_max:
             self._dropped += 1
             return
-        self._pending[key] = _Pending(lower, entry)
+        self._pending[key] = _Pending(below, entry)
         self._pending_bytes += len(entry.data)
         if self._demoting is None or self._demoting.done():
             self._demoting = asyncio.get_running_loop().create_task(self._demote())
@@ -182,9 +210,18 @@ class TierStack:
             key = next(iter(self._pending))
             async with self._locks.of(key):
                 item = self._take_pending(key)
-                if item is None or await item.lower.holds(key):
-                    continue
-                try:
-                    await item.lower.put(key, item.entry, lease_s=0)
-                except TierFull:
-                    self._dropped += 1
+                if item is not None:
+                    for tier in item.below:
+                        await self._hand_to(tier, key, item.entry)
+
+    async def _hand_to(self, tier: Tier, key: Key, entry: Entry) -> None:
+        if await tier.holds(key):
+            return
+        try:
+            await tier.put(key, entry, lease_s=0)
+        except TierFull:
+            self._dropped += 1
+
+
+def _takes(tier: Tier, key: Key, entry: Entry) -> bool:
+    return not isinstance(tier, Choosing) or tier.takes(key, entry, lease_s=0)

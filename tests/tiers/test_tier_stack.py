@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.kit.tier_contract import Clock, entry
 from tiers.api import Key, TierError, TierFull
-from tiers.build import TierSpec, build_objects
+from tiers.build import S3Place, TierSpec, build_objects
 from tiers.host import OBJECT_BYTES, HostTier
 from tiers.lmdb_tier import LmdbTier
 from tiers.stack import TierStack
@@ -127,8 +129,13 @@ async def test_a_restart_finds_on_the_disk_what_was_handed_down(tmp_path: Path) 
         ([], "give at least"),
         ([TierSpec("host", 10)], "give at least 65536"),
         ([TierSpec("lmdb", 1 << 20)], "give a directory"),
-        ([TierSpec("tape", 1 << 20)], 'use "host" or "lmdb"'),  # type: ignore[arg-type]
+        ([TierSpec("tape", 1 << 20)], 'use "host", "lmdb" or "s3"'),  # type: ignore[arg-type]
         ([TierSpec("lmdb", 1 << 20, Path("x")), TierSpec("lmdb", 1 << 20, Path("x"))], "its own"),
+        ([TierSpec("s3", 1 << 20)], "has no bucket"),
+        (
+            [TierSpec("s3", 1 << 20, place=S3Place(bucket="b")), TierSpec("host", 1 << 20)],
+            "put its entry last",
+        ),
         ([TierSpec("lmdb", 1 << 20, Path("/proc/none"))], "/proc/none cannot be written"),
     ],
 )
@@ -143,3 +150,16 @@ async def test_a_tier_that_fails_to_open_closes_the_others(tmp_path: Path) -> No
     with pytest.raises(TierError):
         build_objects([good, TierSpec("lmdb", 1 << 20, Path("/proc/none"))])
     await build_objects([good]).aclose()
+
+
+def test_a_bucket_without_the_package_for_it_says_what_to_install() -> None:
+    """And nobody else needs the package."""
+    script = (
+        "import sys; sys.modules['obstore'] = None\n"
+        "import sdcpd.parts\n"
+        "from tiers.build import *\n"
+        "try: build_objects([TierSpec('s3', 1 << 20, place=S3Place(bucket='abc'))])\n"
+        "except TierError as error: print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.count("\n") == 1 and "pip install 'sdcpd[s3]'" in run.stdout

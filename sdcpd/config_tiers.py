@@ -1,0 +1,41 @@
+"""`[mlc] tiers`: what only several keys of them together tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sdcpd.config import TierSection
+
+_KEY_FILES = ("access_key_id_file", "secret_access_key_file")
+_OF_S3 = ("bucket", "prefix", "endpoint", "region", *_KEY_FILES)
+
+
+def tier_problems(tiers: Sequence[TierSection]) -> Iterator[str]:
+    """A sentence for each thing that is wrong, which begins with the entry."""
+    for index, tier in enumerate(tiers):
+        here = f"mlc.tiers[{index}]"
+        if tier.kind == "lmdb" and not tier.path:
+            yield f"{here}: an lmdb tier needs a path"
+        if tier.kind == "s3":
+            yield from (f"{here}: {text}" for text in _s3_problems(tier))
+            if index < len(tiers) - 1:
+                yield f"{here}: the s3 tier is the slowest: put its entry last"
+        else:
+            for key in _OF_S3:
+                if key in tier.model_fields_set:
+                    yield f'{here}: {key} is of a tier of kind = "s3", this one is "{tier.kind}"'
+
+
+def _s3_problems(tier: TierSection) -> Iterator[str]:
+    if tier.bucket is None:
+        yield 'an s3 tier needs a bucket that exists, as in bucket = "sdcpd-cache"'
+    if tier.path:
+        yield "an s3 tier has no path: name the place in the bucket by prefix"
+    if bool(tier.access_key_id_file) != bool(tier.secret_access_key_file):
+        yield "access_key_id_file and secret_access_key_file belong together: set both, or neither"
+    for key in _KEY_FILES:
+        path = getattr(tier, key)
+        if path and not path.startswith("/"):
+            yield f"{key} must be a path that begins with /"  # not shown: it may be the key itself

@@ -39,9 +39,10 @@ from tiers.s3_probe import probe  # noqa: E402
 from tiers.s3_server import S3Server  # noqa: E402
 from tiers.s3_tier import S3Tier  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
-pytestmark = pytest.mark.skipif(BINARY is None, reason="no S3 server is installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BINARY is None, reason="no S3 server is installed"),
+]
 
 LARGE = 64 << 10
 A, B, C, D = (Key("s", name) for name in "ABCD")

@@ -62,7 +62,9 @@ async def test_reads_on_from_what_it_has(rig: RouterRig) -> None:
     assert reads == [0, 2, 3] and not rig.router.sessions
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed > 3 else ()) for seed in range(8)]
+)
 async def test_broken_connections_lose_and_repeat_nothing(rig: RouterRig, seed: int) -> None:
     """R-6.7-9: answers lost, errors, empty answers and parts at random; the text is the log."""
     chance, broken = random.Random(seed), 0

@@ -25,7 +25,7 @@ PROMPT = "once upon a time "
 TOKENS = 24
 
 
-@pytest.fixture(scope="module", params=["auto", "h3"])
+@pytest.fixture(scope="module", params=["auto", pytest.param("h3", marks=pytest.mark.slow)])
 def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:

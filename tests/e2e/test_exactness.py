@@ -79,10 +79,6 @@ def check(
     assert len(parted) <= 1, parted
 
 
-def test_greedy_is_the_targets_own_text(tmp_path: Path) -> None:
-    check(tmp_path, PROMPTS[:4], 48, {"model": DRAFTERS["model"]})
-
-
 @pytest.mark.slow
 def test_greedy_is_the_targets_own_text_20_by_128(tmp_path: Path) -> None:
     check(tmp_path, PROMPTS, 128, DRAFTERS | OVER_HTTP_3)

@@ -73,7 +73,8 @@ async def leader_of(cluster: EtcdCluster) -> Member:
     raise AssertionError("no member leads")
 
 
-@pytest.mark.parametrize("back", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("back", [False, True])
 async def test_the_leader_is_killed_under_load(tmp_path: Path, back: bool) -> None:
     """Every acknowledged record is there once, in order; `back`: it returns, and the next dies."""
     with running_etcd(tmp_path / "three", members=3) as cluster:

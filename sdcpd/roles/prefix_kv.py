@@ -7,6 +7,7 @@ computed it (its fingerprint), so that a hit is the KV that this engine would co
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import struct
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from sdcpd.protocol.verifier import VerifierSession
 from tiers.api import Key, Tier, TierFull, entry_of
 
 log = logging.getLogger("sdcpd.roles")
+FIND_S = 0.25  # a tier that is slower than this holds no opening up: the rest is computed
 SCOPE = ".kv"  # no scope of a path (resource.py) begins so
 MEDIA_TYPE = "application/octet-stream"
 _DOMAIN = b"SDCP-KV-BLOCK-1\0"
@@ -49,11 +51,15 @@ class PrefixKv:
         found: list[bytes] = []
         if self._tier is None:
             return found
-        for name in block_names(tokens[:-1], info=self._engine.info, scope=scope):
-            entry = await self._tier.get(Key(SCOPE, name))
-            if entry is None:
-                break
-            found.append(entry.data)
+        try:
+            async with asyncio.timeout(FIND_S):
+                for name in block_names(tokens[:-1], info=self._engine.info, scope=scope):
+                    entry = await self._tier.get(Key(SCOPE, name))
+                    if entry is None:
+                        break
+                    found.append(entry.data)
+        except TimeoutError:
+            log.info("KV of %d blocks found in time, the rest is computed", len(found))
         return found
 
     async def keep(self, machine: VerifierSession) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from sdcpd.engine.fake import FakeModel, FakeTarget
+from sdcpd.roles import prefix_kv
 from sdcpd.roles.prefix_kv import SCOPE, block_names
 from tests.kit.answers import state_of, until, verdict_of
 from tests.kit.scripted import quiet
 from tests.kit.tier_contract import entry
 from tests.kit.verifier_wire import Wire
 from tests.tiers.test_mlc_resource import Mlc
-from tiers.api import Key, Tier
+from tiers.api import Entry, Key, Tier
 from tiers.host import HostTier
 from tiers.lmdb_tier import LmdbTier
 
@@ -140,6 +142,25 @@ async def test_a_tier_that_is_full_of_leases_disturbs_nobody() -> None:
     tier = HostTier(1 << 20)
     await tier.put(Key("s", "rows"), entry(1, (1 << 20) - 2000), lease_s=60)
     assert await served(wire_with(tier)) == await served(wire_with(None))
+
+
+async def test_a_tier_that_does_not_answer_holds_no_opening_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it gave before is used, the rest computed."""
+    monkeypatch.setattr(prefix_kv, "FIND_S", 0.05)
+    tier = HostTier(1 << 20)
+    await served(wire_with(tier))
+    slow = key_of(PROMPT, 1)
+    get = tier.get
+
+    async def stuck(key: Key) -> Entry | None:
+        return await (asyncio.Event().wait() if key == slow else get(key))  # type: ignore[return-value]
+
+    monkeypatch.setattr(tier, "get", stuck)
+    wire = wire_with(tier)
+    await served(wire)
+    assert wire.verifier.counts["kv_tokens_reused"] == 64
 
 
 async def test_nobody_reaches_it_by_a_path() -> None:

@@ -147,6 +147,7 @@ class DrafterSection(Section):
     kind: Literal["model", "ngram"] = "model"
     m: M = None
     top_k: Annotated[int, Field(ge=1, le=4096)] = 64
+    keep_kv: bool = True
     status_interval: Duration = 1.0
     status_ttl: Duration = 3.0
     model: ModelSection = ModelSection()

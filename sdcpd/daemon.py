@@ -200,6 +200,7 @@ class Daemon:
             peers=self._parts.peers,
             mlc=self._parts.mlc(section.base_uri, objects),
             name=instance_name(instance.name),
+            kv_tier=objects if section.keep_kv else None,
         )
         self._parts.stack.push_async_callback(drafter.aclose)
         metrics = Metrics("drafter", drafter.rounds)

@@ -105,11 +105,14 @@ class TargetEngine(Protocol):
         """
         ...
 
-    async def blocks(self, session: bytes, epoch: int, first: int, count: int) -> list[bytes]:
-        """The KV of a session's tokens in blocks of KV_BLOCK_TOKENS, from block `first` on.
+    async def blocks(
+        self, session: bytes, epoch: int, tokens: Sequence[int], first: int
+    ) -> list[bytes]:
+        """The KV of a session's `tokens` in whole blocks of KV_BLOCK_TOKENS, from `first` on.
 
-        Fewer than `count` where they are not all there; octets that mean something to an engine of
-        the same model and fingerprint alone. Raises EngineError.
+        Fewer where not all are there, or where what is there is of other tokens (those that were
+        rejected last); octets that mean something to an engine of the same model and fingerprint
+        alone. Raises EngineError.
         """
         ...
 
@@ -152,6 +155,8 @@ class Draft:
     tokens: tuple[int, ...]
     q_rows: bytes | None = None
     seconds: float = 0.0
+    reused: int = 0
+    """Tokens whose KV was loaded from the blocks given."""
 
 
 class DraftEngine(Protocol):
@@ -169,8 +174,19 @@ class DraftEngine(Protocol):
     def vocab(self) -> int | None:
         """Own row length, None if it fits any."""
 
-    async def draft(self, work: DraftWork) -> Draft:
-        """Propose between 1 and `m` tokens; raises EngineError."""
+    @property
+    def kv_fingerprint(self) -> bytes | None:
+        """What its blocks of KV are of: model and what computes it; None if it has none."""
+
+    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes] = ()) -> Draft:
+        """Propose between 1 and `m` tokens; raises EngineError.
+
+        `blocks` are the first of those that `blocks` made of the same tokens; what they cover is
+        not computed.
+        """
+
+    async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
+        """As TargetEngine.blocks."""
 
     def forget(self, session: bytes) -> None: ...
 

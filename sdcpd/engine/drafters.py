@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 
 import torch
 
 from sdcpd.engine.accept import distribution, draw_from, greedy, pack_rows, winner
-from sdcpd.engine.api import Draft, DraftWork
+from sdcpd.engine.api import Draft, DraftWork, EngineInfo
 from sdcpd.engine.kv import SessionKv
+from sdcpd.engine.kv_blocks import decode_blocks, read_blocks
+from sdcpd.engine.kv_object import KvKind, KvRows
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 from sdcpd.engine.worker import Worker
 from sdcpd.protocol.messages import Sampling
@@ -21,7 +25,10 @@ ROW_TOKENS_MAX = 64
 class _DraftJob:
     """Feeds the prefix, then one token a pass until `m` are drafted."""
 
-    def __init__(self, work: DraftWork, tokens: list[int], *, top_k: int) -> None:
+    def __init__(
+        self, work: DraftWork, tokens: list[int], *, top_k: int, rows: KvRows | None = None
+    ) -> None:
+        """`rows` were computed before for the first of `tokens`."""
         self.key = work.session
         self.result: Draft | None = None
         self._work = work
@@ -30,10 +37,16 @@ class _DraftJob:
         self._drafted: list[int] = []
         self._rows: list[torch.Tensor] = []
         self._kv: SessionKv | None = None
+        self._loaded = rows
+        self._reused = 0
         self._begin = time.perf_counter()
 
     def begin(self, kv: SessionKv) -> None:
         self._kv = kv
+        known, loaded = kv.match(self._tokens, len(self._tokens)), self._loaded
+        if loaded is not None and known < loaded.positions <= len(self._tokens):
+            kv.load(self._tokens[: loaded.positions], loaded.keys, loaded.values)
+            self._reused = min(loaded.positions, len(self._tokens) - 1)
         if kv.match(self._tokens, len(self._tokens)) == len(self._tokens):
             kv.match(self._tokens, len(self._tokens) - 1)
 
@@ -55,7 +68,8 @@ class _DraftJob:
         if len(self._drafted) < self._work.m:
             return False
         rows = pack_rows(torch.stack(self._rows)) if self._rows else None
-        self.result = Draft(tuple(self._drafted), rows, time.perf_counter() - self._begin)
+        spent = time.perf_counter() - self._begin
+        self.result = Draft(tuple(self._drafted), rows, spent, self._reused)
         return True
 
     def _fit(self, scores: torch.Tensor) -> torch.Tensor:
@@ -92,16 +106,16 @@ class ModelDrafter:
     def __init__(
         self,
         runner: Runner,
+        info: EngineInfo,
         *,
-        model: bytes,
-        tokenizer: bytes,
-        vocab: int,
         kv_octets_max: int,
         top_k: int = ROW_TOKENS_MAX,
     ) -> None:
-        self.model = model
-        self.tokenizer: bytes | None = tokenizer
-        self.vocab: int | None = vocab
+        self.model = info.model
+        self.tokenizer: bytes | None = info.tokenizer
+        self.vocab: int | None = info.vocab
+        self.kv_fingerprint: bytes | None = info.model + info.fingerprint.encode()
+        self._kind = KvKind.of(info, runner.new_kv())
         self._top_k = top_k
         config = runner.model.config
         self._begin = config.bos if config.bos is not None else (config.eos or (0,))[0]
@@ -109,14 +123,21 @@ class ModelDrafter:
             runner, rows_max=PASS_ROWS_MAX, kv_octets_max=kv_octets_max, name="drafter"
         )
 
-    async def draft(self, work: DraftWork) -> Draft:
+    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes] = ()) -> Draft:
         """See DraftEngine."""
         tokens = list(work.prefix.tokens[: work.prefix.length])
         if not work.prefix.prompt:
             tokens.insert(0, self._begin)
-        result = await self.worker.run(_DraftJob(work, tokens, top_k=self._top_k))
+        rows = None
+        if blocks:
+            rows = await asyncio.to_thread(decode_blocks, blocks, kind=self._kind)
+        result = await self.worker.run(_DraftJob(work, tokens, top_k=self._top_k, rows=rows))
         assert isinstance(result, Draft)
         return result
+
+    async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
+        """See DraftEngine."""
+        return await read_blocks(self.worker, session, self._kind, tokens, first)
 
     def forget(self, session: bytes) -> None:
         """See DraftEngine."""

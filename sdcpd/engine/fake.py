@@ -68,6 +68,26 @@ class FakeModel:
         return tokens[len(prompt) :]
 
 
+def fake_blocks(prefix: Prefix | None, tokens: Sequence[int], first: int) -> list[bytes]:
+    """What stands for the KV of a session's `tokens`, of whose prefix this was the last."""
+    if prefix is None:
+        return []
+    whole = min(len(prefix.tokens), len(tokens)) // KV_BLOCK_TOKENS
+    return [_fake_block(tokens, number) for number in range(first, whole)]
+
+
+def _fake_block(tokens: Sequence[int], number: int) -> bytes:
+    covered = tokens[: (number + 1) * KV_BLOCK_TOKENS]
+    return kv_prefix_hash(covered).ljust(FAKE_KV_OCTETS * KV_BLOCK_TOKENS, b"\0")
+
+
+def covered_by_blocks(prefix: Prefix, blocks: Sequence[bytes]) -> int:
+    """How many tokens of a prefix blocks cover, which are those of that prefix."""
+    good = [one == _fake_block(prefix.tokens, number) for number, one in enumerate(blocks)]
+    assert all(good), "the blocks of other tokens: whoever found them has mixed them up"
+    return len(good) * KV_BLOCK_TOKENS
+
+
 class FakeTarget:
     """`TargetEngine` over a FakeModel; a pass takes `pass_time_s`."""
 
@@ -95,25 +115,15 @@ class FakeTarget:
         """See TargetEngine; nothing is computed, but what would have been is noted."""
         self._prefixes[(session, epoch)] = prefix
         known = self._covered(prefix, kv) if kv is not None else 0
-        known = known or self._covered_by_blocks(prefix, blocks)
+        known = known or covered_by_blocks(prefix, blocks)
         self.prefilled.append(max(0, prefix.length - 1 - known))
         return min(known, prefix.length - 1)
 
-    async def blocks(self, session: bytes, epoch: int, first: int, count: int) -> list[bytes]:
+    async def blocks(
+        self, session: bytes, epoch: int, tokens: Sequence[int], first: int
+    ) -> list[bytes]:
         """Hashes of the tokens up to each block's end, as long as `kv_octets` says."""
-        prefix = self._prefixes.get((session, epoch))
-        whole = 0 if prefix is None else len(prefix.tokens) // KV_BLOCK_TOKENS
-        numbers = range(first, min(first + count, whole))
-        return [self._block(prefix, number) for number in numbers if prefix is not None]
-
-    def _block(self, prefix: Prefix, number: int) -> bytes:
-        covered = prefix.tokens[: (number + 1) * KV_BLOCK_TOKENS]
-        return kv_prefix_hash(covered).ljust(self.kv_octets(KV_BLOCK_TOKENS), b"\0")
-
-    def _covered_by_blocks(self, prefix: Prefix, blocks: Sequence[bytes]) -> int:
-        good = [one == self._block(prefix, number) for number, one in enumerate(blocks)]
-        assert all(good), "the blocks of other tokens: whoever found them has mixed them up"
-        return len(good) * KV_BLOCK_TOKENS
+        return fake_blocks(self._prefixes.get((session, epoch)), tokens, first)
 
     async def export(self, session: bytes, epoch: int, tokens: int) -> bytes | None:
         """A hash of the tokens, as long as `kv_octets` says."""
@@ -176,9 +186,13 @@ class FakeDrafter:
         self.own = model
         self.model = hashlib.sha256(name.encode()).digest()
         self.vocab: int | None = model.vocab
+        self.kv_fingerprint: bytes | None = self.model
+        self._prefixes: dict[bytes, Prefix] = {}
 
-    async def draft(self, work: DraftWork) -> Draft:
+    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes] = ()) -> Draft:
         """See DraftEngine."""
+        reused = min(covered_by_blocks(work.prefix, blocks), work.prefix.length - 1)
+        self._prefixes[work.session] = work.prefix
         tokens = list(work.prefix.tokens[: work.prefix.length])
         rows = b""
         for index in range(work.m):
@@ -193,7 +207,11 @@ class FakeDrafter:
                 token, row = self._sample(scores, work.sampling)
                 rows += row
             tokens.append(token)
-        return Draft(tuple(tokens[-work.m :]), rows or None)
+        return Draft(tuple(tokens[-work.m :]), rows or None, reused=max(reused, 0))
+
+    async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
+        """See DraftEngine."""
+        return fake_blocks(self._prefixes.get(session), tokens, first)
 
     def _sample(self, scores: list[float], sampling: Sampling) -> tuple[int, bytes]:
         octets = struct.pack(f"<{len(scores)}f", *target_distribution(scores, sampling))
@@ -201,7 +219,8 @@ class FakeDrafter:
         return draw_from(row, secrets.randbits(53) / (1 << 53)), octets
 
     def forget(self, session: bytes) -> None:
-        """Nothing is kept."""
+        """See DraftEngine."""
+        self._prefixes.pop(session, None)
 
     async def aclose(self) -> None:
         """Nothing to stop."""

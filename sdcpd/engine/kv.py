@@ -68,6 +68,12 @@ class SessionKv:
         self.tokens[:] = tokens
         self._agreed = 0
 
+    def agreed(self, tokens: Sequence[int]) -> int:
+        """How many of the first `tokens` these rows are of; changes nothing."""
+        pairs = zip(self.tokens, tokens, strict=False)
+        differ = (at for at, (own, other) in enumerate(pairs) if own != other)
+        return next(differ, min(len(self.tokens), len(tokens)))
+
     def match(self, prefix: Sequence[int], length: int) -> int:
         """Roll back to the longest beginning shared with `prefix[:length]`; returns its length.
 

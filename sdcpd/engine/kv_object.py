@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 import torch
 
-from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineInfo
+from sdcpd.engine.api import EngineInfo
 from sdcpd.engine.kv import SessionKv
 from sdcpd.protocol import cbor
 from sdcpd.protocol.codec import encode_item
@@ -76,31 +75,6 @@ class KvRows:
         return self.keys.shape[2]
 
 
-def encode_blocks(kind: KvKind, rows: KvRows) -> list[bytes]:
-    """Rows cut into blocks, each laid out as an object's octet string, without a header."""
-    both = torch.stack((rows.keys, rows.values), dim=1).cpu()
-    stored = both.view(_bits(kind.dtype)).numpy().astype(_stored(kind.dtype), copy=False)
-    starts = range(0, rows.positions - KV_BLOCK_TOKENS + 1, KV_BLOCK_TOKENS)
-    return [stored[:, :, :, at : at + KV_BLOCK_TOKENS].tobytes() for at in starts]
-
-
-def decode_blocks(blocks: Sequence[bytes], *, kind: KvKind) -> KvRows | None:
-    """The rows of consecutive blocks, up to the first of a wrong size; None if there are none."""
-    good = list(takewhile(lambda one: len(one) == kind.octets(KV_BLOCK_TOKENS), blocks))
-    if not good:
-        return None
-    positions = len(good) * KV_BLOCK_TOKENS
-    shape = (kind.layers, 2, kind.heads, positions, kind.head_dim)
-    own = np.empty(shape, dtype=_stored(kind.dtype).newbyteorder("="))
-    for number, octets in enumerate(good):
-        at = number * KV_BLOCK_TOKENS
-        part = np.frombuffer(octets, dtype=_stored(kind.dtype))
-        whole = part.reshape(*shape[:3], KV_BLOCK_TOKENS, kind.head_dim)
-        own[:, :, :, at : at + KV_BLOCK_TOKENS] = whole
-    both = torch.from_numpy(own).view(kind.dtype)
-    return KvRows(both[:, 0], both[:, 1])
-
-
 class _Unusable(Exception):
     """The object can't be used here; the text says why."""
 
@@ -108,7 +82,9 @@ class _Unusable(Exception):
 def encode_kv(kind: KvKind, tokens: Sequence[int], rows: KvRows) -> bytes:
     """The object for `tokens`, whose rows these are."""
     both = torch.stack((rows.keys, rows.values), dim=1).cpu()
-    body = both.view(_bits(kind.dtype)).numpy().astype(_stored(kind.dtype), copy=False).tobytes()
+    body = (
+        both.view(bits_of(kind.dtype)).numpy().astype(stored_as(kind.dtype), copy=False).tobytes()
+    )
     head = bytes([_OCTET_STRING | 27]) + len(body).to_bytes(8, "big")
     return b"".join((encode_item(kind.header(tokens)), head, body))
 
@@ -122,7 +98,7 @@ def decode_kv(octets: bytes, *, kind: KvKind, tokens: Sequence[int]) -> KvRows |
     except _Unusable as e:
         log.info("a KV object is not used: %s", e)
         return None
-    stored = np.frombuffer(octets, dtype=_stored(kind.dtype), offset=start)
+    stored = np.frombuffer(octets, dtype=stored_as(kind.dtype), offset=start)
     shape = (kind.layers, 2, kind.heads, positions, kind.head_dim)
     # A copy of its own: what travelled lies at any offset, and can't be written to.
     own = torch.from_numpy(stored.astype(stored.dtype.newbyteorder("="))).view(kind.dtype)
@@ -162,10 +138,10 @@ def _octet_string(octets: bytes, at: int) -> tuple[int, int]:
     return start, int.from_bytes(octets[at + 1 : start], "big")
 
 
-def _bits(dtype: torch.dtype) -> torch.dtype:
+def bits_of(dtype: torch.dtype) -> torch.dtype:
     """An integer type of the same size, which numpy knows too."""
     return torch.int32 if dtype.itemsize == 4 else torch.int16
 
 
-def _stored(dtype: torch.dtype) -> np.dtype[np.signedinteger]:
+def stored_as(dtype: torch.dtype) -> np.dtype[np.signedinteger]:
     return np.dtype(f"<i{dtype.itemsize}")

@@ -56,14 +56,7 @@ def load_drafter(
     """The draft model's engine; raises ModelError."""
     runner = _load(settings, report=report)
     info = _info(settings, runner, exact=True)
-    return ModelDrafter(
-        runner,
-        model=info.model,
-        tokenizer=info.tokenizer,
-        vocab=info.vocab,
-        kv_octets_max=settings.kv_octets_max,
-        top_k=top_k,
-    )
+    return ModelDrafter(runner, info, kv_octets_max=settings.kv_octets_max, top_k=top_k)
 
 
 def _load(settings: ModelSettings, *, report: Report) -> Runner:

@@ -6,6 +6,7 @@ import hashlib
 import struct
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from sdcpd.engine.api import Draft, DraftWork
 
@@ -53,11 +54,12 @@ class NgramDrafter:
     model = NGRAM_MODEL
     tokenizer: bytes | None = None
     vocab: int | None = None
+    kv_fingerprint: bytes | None = None
 
     def __init__(self) -> None:
         self._indexes: OrderedDict[bytes, NgramIndex] = OrderedDict()
 
-    async def draft(self, work: DraftWork) -> Draft:
+    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes] = ()) -> Draft:
         """See DraftEngine; under rule 2 each row is certain of its token."""
         begin = time.perf_counter()
         index = self._index(work)
@@ -66,6 +68,10 @@ class NgramDrafter:
         if work.rule == 2:
             rows = b"".join(_certain(token, work.vocab) for token in tokens)
         return Draft(tokens, rows, time.perf_counter() - begin)
+
+    async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
+        """None: there is no KV."""
+        return []
 
     def forget(self, session: bytes) -> None:
         """Drop a session's index."""

@@ -9,16 +9,10 @@ from collections.abc import Sequence
 import torch
 
 from sdcpd.engine.accept import accept
-from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineInfo, Prefix, Score, Scored
+from sdcpd.engine.api import EngineInfo, Prefix, Score, Scored
 from sdcpd.engine.kv import SessionKv
-from sdcpd.engine.kv_object import (
-    KvKind,
-    KvRows,
-    decode_blocks,
-    decode_kv,
-    encode_blocks,
-    encode_kv,
-)
+from sdcpd.engine.kv_blocks import decode_blocks, read_blocks
+from sdcpd.engine.kv_object import KvKind, KvRows, decode_kv, encode_kv
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 from sdcpd.engine.worker import Worker
 
@@ -129,18 +123,11 @@ class LlamaTarget:
             await self.worker.run(_PrepareJob(tokens[:-1], (session, epoch), rows))
         return 0 if rows is None else min(rows.positions, len(tokens) - 1)
 
-    async def blocks(self, session: bytes, epoch: int, first: int, count: int) -> list[bytes]:
+    async def blocks(
+        self, session: bytes, epoch: int, tokens: Sequence[int], first: int
+    ) -> list[bytes]:
         """See TargetEngine."""
-
-        def copy(kv: SessionKv) -> KvRows:
-            have = min(len(kv.tokens) // KV_BLOCK_TOKENS - first, count)
-            part = max(have, 0) * KV_BLOCK_TOKENS
-            return KvRows(*kv.rows(part, start=first * KV_BLOCK_TOKENS))
-
-        copied = await self.worker.read((session, epoch), copy)
-        if copied is None or not copied.positions:
-            return []
-        return await asyncio.to_thread(encode_blocks, self._kind, copied)
+        return await read_blocks(self.worker, (session, epoch), self._kind, tokens, first)
 
     async def export(self, session: bytes, epoch: int, tokens: int) -> bytes | None:
         """See TargetEngine."""

@@ -34,8 +34,10 @@ from sdcpd.roles.counts import RoundCounts
 from sdcpd.roles.drafter_session import DraftContext, DraftingSession
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
+from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, Response, TransportError
+from tiers.api import Tier
 
 log = logging.getLogger("sdcpd.drafter")
 CAPACITY = 64  # sessions at which the load reading is 100
@@ -68,7 +70,9 @@ class Drafter:
         peers: PeerTable,
         mlc: Mlc | None,
         name: str,
+        kv_tier: Tier | None = None,
     ) -> None:
+        """`kv_tier` keeps KV for later texts that begin alike; None keeps none."""
         self.config = config
         self.instance = name
         self.counts: Counter[str] = Counter()
@@ -88,6 +92,8 @@ class Drafter:
             stopped=self._stopped,
             observe=self._observe,
             refused=self._refused,
+            prefix_kv=PrefixKv(kv_tier, kind="draft_kv", fingerprint=engine.kv_fingerprint),
+            reused=self._count_reused,
         )
         routes = [
             Route("POST", "assignments", self._assign, ("router",), True, ASSIGNMENT_BYTES_MAX)
@@ -229,6 +235,9 @@ class Drafter:
         if dropped:
             self.counts["dropped"] += 1
             self._dropped.append(session.machine.session)
+
+    def _count_reused(self, tokens: int) -> None:
+        self.counts["kv_tokens_reused"] += tokens
 
     def _refused(self, problem: ProblemDocument) -> None:
         self.rounds.reject(problem.suffix, problem.status)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sdcpd.engine.api import DraftEngine, DraftWork, EngineError, Prefix
@@ -36,6 +37,7 @@ from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
 from sdcpd.roles.objects import LEASE_MS, ObjectGone, Objects
+from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, ConnectFailed, TransportError
 
@@ -56,6 +58,9 @@ class DraftContext:
     stopped: Callable[[DraftingSession, bool], None]
     observe: Callable[[Verdict, int], None]
     refused: Callable[[ProblemDocument], None]
+    prefix_kv: PrefixKv
+    reused: Callable[[int], None]
+    """Told how many tokens' KV a session did not have to compute."""
 
 
 class DraftingSession:
@@ -67,6 +72,7 @@ class DraftingSession:
         self._vocab, self._context = vocab, context
         self._task: asyncio.Task[Any] | None = None
         self._rows = b""
+        self._find_kv = self._keep_kv = True
         self._leased: list[str] = []
         self._renewal: asyncio.Task[Any] | None = None
 
@@ -102,7 +108,7 @@ class DraftingSession:
                 case Stop():
                     log.info("session %s: stopped: %s", self.label, action.reason)
                     self._release()
-                    self._context.engine.forget(self.machine.session)
+                    self._context.tasks.spawn(self._keep_and_forget(), name=f"forget {self.label}")
                     self._context.stopped(self, action.dropped)
 
     def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -120,11 +126,19 @@ class DraftingSession:
             base=action.base,
             vocab=self._vocab,
         )
+        scope = machine.assignment.contract.scope
+        blocks: Sequence[bytes] = ()
+        if self._find_kv and work.prefix.prompt:
+            blocks = await self._context.prefix_kv.find(machine.tokens[: action.length], scope)
         try:
-            draft = await self._context.engine.draft(work)
+            draft = await self._context.engine.draft(work, blocks=blocks)
         except EngineError as e:
             self._step(DraftFailed(action.work, str(e)))
             return
+        if self._find_kv:  # once: from here on the engine has all but the newest
+            self._find_kv = False
+            self._context.prefix_kv.cost.computed(action.length - draft.reused, draft.seconds)
+            self._context.reused(draft.reused)
         self._rows = draft.q_rows or b""
         token_s = draft.seconds / max(1, len(draft.tokens))
         self._step(Drafted(action.work, draft.tokens, token_s, rows=bool(draft.q_rows)))
@@ -199,7 +213,22 @@ class DraftingSession:
             self._step(self._failure(e))
             return
         self._context.observe(verdict, len(action.tokens))
+        if self._keep_kv:  # so that whoever comes meanwhile with the same beginning has it
+            self._keep_kv = False
+            self._context.tasks.spawn(self._keep(), name=f"keep {self.label}")
         self._step(VerdictArrived(verdict, time.monotonic() - begin))
+
+    async def _keep_and_forget(self) -> None:
+        """Keep the KV of the text, with which the next turn of a chat begins; then free it."""
+        try:
+            await self._keep()
+        finally:
+            self._context.engine.forget(self.machine.session)
+
+    async def _keep(self) -> None:
+        read = partial(self._context.engine.blocks, self.machine.session)
+        scope = self.machine.assignment.contract.scope
+        await self._context.prefix_kv.keep(self.machine, scope, read)
 
     async def _fetch_output(self, from_: int) -> None:
         machine = self.machine

@@ -1,8 +1,8 @@
-"""KV that the target has computed, kept in blocks for later prompts that begin alike.
+"""KV that an engine has computed, kept in blocks for later texts that begin alike.
 
-Blocks lie in the tiers of this process, under names of a scope that no path can spell: nobody else
-reads or writes them. A name is a hash over all tokens up to the block's end, the model and what
-computed it (its fingerprint), so that a hit is the KV that this engine would compute itself.
+Blocks lie in the tiers of this process, under names in scopes that no path can spell: no peer reads
+or writes them. A name is a hash over all tokens up to the block's end, the scope, the model and
+what computed it (its fingerprint), so that a hit is the KV that this engine would compute itself.
 """
 
 from __future__ import annotations
@@ -10,86 +10,111 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from hashlib import sha256
+from typing import Protocol
 
-from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineError, EngineInfo, TargetEngine
+from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineError
 from sdcpd.protocol.uris import session_path_id
-from sdcpd.protocol.verifier import VerifierSession
+from sdcpd.roles.kv_cost import KvCost
 from tiers.api import Key, Tier, TierFull, entry_of
 
 log = logging.getLogger("sdcpd.roles")
-FIND_S = 0.25  # a tier that is slower than this holds no opening up: the rest is computed
 SCOPE = ".kv"  # no scope of a path (resource.py) begins so
 MEDIA_TYPE = "application/octet-stream"
-_DOMAIN = b"SDCP-KV-BLOCK-1\0"
+_DOMAIN = b"SDCP-KV-BLOCK-2\0"
+
+Read = Callable[[Sequence[int], int], Awaitable[list[bytes]]]
+"""The blocks of a text from a number on, as an engine has them; raises EngineError."""
 
 
-def block_names(tokens: Sequence[int], *, info: EngineInfo, scope: bytes | None) -> Iterator[str]:
-    """The names of the whole blocks of a text, each after the one that it continues.
+class Text(Protocol):
+    """A session's machine, as far as its KV goes."""
 
-    Sessions of different scopes share none (D-M3), nor can one find out what the other has asked.
-    """
-    link = sha256(_DOMAIN + info.model + info.fingerprint.encode() + b"\0" + (scope or b""))
-    for start in range(0, len(tokens) - KV_BLOCK_TOKENS + 1, KV_BLOCK_TOKENS):
-        block = tokens[start : start + KV_BLOCK_TOKENS]
-        link = sha256(link.digest() + struct.pack(f">{KV_BLOCK_TOKENS}I", *block))
-        yield link.hexdigest()
+    session: bytes
+    prompt_length: int
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+
+def kv_scope(scope: bytes | None) -> str:
+    """Where a scope's blocks are accounted, so that none can push out another's (D-M3)."""
+    return SCOPE if scope is None else f"{SCOPE}.{session_path_id(scope)}"
 
 
 class PrefixKv:
     """Finds and keeps blocks for one engine; no failure of it is anybody's error."""
 
-    def __init__(self, engine: TargetEngine, tier: Tier | None) -> None:
-        """Without a tier nothing is kept, and neither is it for an engine that is not exact."""
-        self._engine = engine
-        # Where rows depend on what stands beside them, KV from another pass would change output.
-        self._tier = tier if engine.info.exact else None
+    def __init__(self, tier: Tier | None, *, kind: str, fingerprint: bytes | None) -> None:
+        """`fingerprint` names model and computer of the KV, `kind` begins its blocks' names.
 
-    async def find(self, tokens: Sequence[int], *, scope: bytes | None) -> list[bytes]:
-        """The blocks of the longest beginning that is kept; the last token is never among them."""
+        Without a tier or a fingerprint nothing is kept.
+        """
+        self._tier = None if fingerprint is None else tier
+        self._root = sha256(_DOMAIN + kind.encode() + b"\0" + (fingerprint or b"")).digest()
+        self._kind = kind
+        self.cost = KvCost()
+
+    def keys(self, tokens: Sequence[int], scope: bytes | None) -> Iterator[Key]:
+        """The keys of the whole blocks of a text, each after the one that it continues.
+
+        Texts of different scopes share none (D-M3), nor can one find out what the other has asked.
+        """
+        place = kv_scope(scope)
+        link = sha256(self._root + (scope or b""))
+        for start in range(0, len(tokens) - KV_BLOCK_TOKENS + 1, KV_BLOCK_TOKENS):
+            block = tokens[start : start + KV_BLOCK_TOKENS]
+            link = sha256(link.digest() + struct.pack(f">{KV_BLOCK_TOKENS}I", *block))
+            yield Key(place, f"{self._kind}.{link.hexdigest()}")
+
+    async def find(self, tokens: Sequence[int], scope: bytes | None) -> list[bytes]:
+        """The blocks of the longest beginning that is kept; the last token is never among them.
+
+        Takes no longer than computing all of them is expected to.
+        """
         found: list[bytes] = []
-        if self._tier is None:
+        limit_s = self.cost.limit_s(len(tokens))
+        if self._tier is None or not limit_s:
             return found
+        begin = time.monotonic()
         try:
-            async with asyncio.timeout(FIND_S):
-                for name in block_names(tokens[:-1], info=self._engine.info, scope=scope):
-                    entry = await self._tier.get(Key(SCOPE, name))
+            async with asyncio.timeout(limit_s):
+                for key in self.keys(tokens[:-1], scope):
+                    entry = await self._tier.get(key)
                     if entry is None:
                         break
-                    found.append(entry.data)
+                    found.append(bytes(entry.data))
         except TimeoutError:
             log.info("KV of %d blocks found in time, the rest is computed", len(found))
+        self.cost.fetched(len(found) * KV_BLOCK_TOKENS, time.monotonic() - begin)
         return found
 
-    async def keep(self, machine: VerifierSession) -> None:
+    async def keep(self, text: Text, scope: bytes | None, read: Read) -> None:
         """Keep the blocks of a session's text that are not kept yet."""
-        if self._tier is None or not machine.prompt_length:
+        if self._tier is None or not text.prompt_length:
             return  # a text without a prompt begins with a token that is not in it (D-O9)
-        names = list(
-            block_names(machine.tokens, info=self._engine.info, scope=machine.contract.scope)
-        )
+        tokens = list(text.tokens)
+        keys = list(self.keys(tokens, scope))
         first = 0
-        while first < len(names) and await self._tier.holds(Key(SCOPE, names[first])):
+        while first < len(keys) and await self._tier.holds(keys[first]):
             first += 1
-        try:
-            await self._store(machine, names, first, self._tier)
-        except EngineError as e:
-            log.warning("session %s: its KV is not kept: %s", session_path_id(machine.session), e)
-
-    async def _store(
-        self, machine: VerifierSession, names: Sequence[str], first: int, tier: Tier
-    ) -> None:
-        if first == len(names):
+        if first == len(keys):
             return
-        blocks = await self._engine.blocks(
-            machine.session, machine.epoch, first, len(names) - first
-        )
+        try:
+            blocks = await read(tokens, first)
+        except EngineError as e:
+            log.warning("session %s: its KV is not kept: %s", session_path_id(text.session), e)
+            return
+        await self._store(list(zip(keys[first:], blocks, strict=False)), self._tier)
+
+    async def _store(self, blocks: Sequence[tuple[Key, bytes]], tier: Tier) -> None:
         # The last first: what is older goes sooner, and without its beginning a block is worth
         # nothing.
-        for name, octets in reversed(list(zip(names[first:], blocks, strict=False))):
+        for key, octets in reversed(blocks):
             try:
-                await tier.put(Key(SCOPE, name), entry_of(octets, media_type=MEDIA_TYPE), lease_s=0)
+                await tier.put(key, entry_of(octets, media_type=MEDIA_TYPE), lease_s=0)
             except TierFull as e:
                 log.info("a block of KV is not kept: %s", e)
                 return

@@ -110,7 +110,13 @@ class Verifier:
         target_kv = TargetKv(
             engine, objects, publish_to=config.router if config.publish_kv else None
         )
-        prefix_kv = PrefixKv(engine, kv_tier)
+        info = engine.info
+        prefix_kv = PrefixKv(
+            # Where rows depend on what stands beside them, KV of another pass would change output.
+            kv_tier if info.exact else None,
+            kind="target_kv",
+            fingerprint=info.model + info.fingerprint.encode(),
+        )
         self._opener = Opener(
             engine,
             client=client,

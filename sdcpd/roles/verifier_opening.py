@@ -103,15 +103,16 @@ class Opener:
         )
         blocks: Sequence[bytes] = ()
         if kv is None and prefix.prompt:
-            blocks = await self._prefix_kv.find(machine.tokens, scope=opened.contract.scope)
+            blocks = await self._prefix_kv.find(machine.tokens, opened.contract.scope)
+        begin = time.monotonic()
         try:
-            self._reused(
-                await self._engine.prepare(
-                    machine.session, machine.epoch, prefix, kv=kv, blocks=blocks
-                )
+            reused = await self._engine.prepare(
+                machine.session, machine.epoch, prefix, kv=kv, blocks=blocks
             )
         except EngineError as e:
             raise Unavailable(f"the prompt's KV could not be computed: {e}", retry_after_s=1) from e
+        self._prefix_kv.cost.computed(prefix.length - reused, time.monotonic() - begin)
+        self._reused(reused)
 
     async def _prompt(self, opened: SessionOpen) -> tuple[int, ...]:
         prompt = opened.prompt

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
@@ -175,7 +176,7 @@ class ServedSession:
                     self._spawn(self._context.target_kv.publish(self.machine), "publish")
                 if self._keep_kv:  # so that whoever comes meanwhile with the same beginning has it
                     self._keep_kv = False
-                    self._spawn(self._context.prefix_kv.keep(self.machine), "keep")
+                    self._spawn(self._keep(), "keep")
             case Ended():
                 log.info("session %s: %s", self.label, action.reason)
                 self._spawn(self._keep_and_forget(), "forget")
@@ -186,9 +187,14 @@ class ServedSession:
     async def _keep_and_forget(self) -> None:
         """Keep the KV of the text, with which the next turn of a chat begins; then free it."""
         try:
-            await self._context.prefix_kv.keep(self.machine)
+            await self._keep()
         finally:
             self._context.engine.forget(self.machine.session, self.machine.epoch)
+
+    async def _keep(self) -> None:
+        machine = self.machine
+        read = partial(self._context.engine.blocks, machine.session, machine.epoch)
+        await self._context.prefix_kv.keep(machine, machine.contract.scope, read)
 
     def _spawn(self, coroutine: object, what: str) -> None:
         self._context.tasks.spawn(coroutine, name=f"{what} {self.label}")  # type: ignore[arg-type]

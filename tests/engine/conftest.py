@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from sdcpd.engine.api import EngineInfo
+from sdcpd.engine.drafters import ModelDrafter
+from sdcpd.engine.load import ModelSettings, load_target
 from sdcpd.engine.model import LlamaModel
 from sdcpd.engine.runner import Runner
 from sdcpd.engine.weights import load_tensors, read_config
+from tests.kit.spied_target import Spied
 
 COMMON: dict[str, Any] = {
     "vocab_size": 160,
@@ -68,7 +73,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return model, directory
 
 
+def drafter_of(directory: Path) -> ModelDrafter:
+    """A drafter with a directory's weights; its digests are made up."""
+    runner = runner_of(directory)
+    info = EngineInfo("tiny", b"m", b"t", runner.model.config.vocab, 512, "here", True)
+    return ModelDrafter(runner, info, kv_octets_max=1 << 30)
+
+
 def runner_of(directory: Path, dtype: torch.dtype = torch.float32) -> Runner:
     """A runner over a directory's weights on the CPU."""
     config = read_config(directory)
     return Runner(LlamaModel(config, load_tensors(directory, dtype), device=torch.device("cpu")))
+
+
+@pytest.fixture
+async def spied(tiny: tuple[Any, Path]) -> AsyncIterator[Spied]:
+    """A target of the small model, looked at."""
+    engine = load_target(ModelSettings(tiny[1], threads=1), report=lambda _: None)
+    yield Spied(engine)
+    await engine.aclose()

@@ -14,7 +14,7 @@ from sdcpd.engine.api import DraftWork, Prefix
 from sdcpd.engine.drafters import ModelDrafter
 from sdcpd.protocol.acceptance import check_rows, draw_from, verifier_random
 from sdcpd.protocol.messages import Sampling
-from tests.engine.conftest import runner_of
+from tests.engine.conftest import drafter_of
 
 VOCAB, SEED = 160, 11
 Drawn = list[tuple[Sequence[float], int, bytes, int]]
@@ -22,9 +22,7 @@ Drawn = list[tuple[Sequence[float], int, bytes, int]]
 
 @pytest.fixture
 async def drafter(tiny: tuple[Any, Path]) -> AsyncIterator[ModelDrafter]:
-    made = ModelDrafter(
-        runner_of(tiny[1]), model=b"m", tokenizer=b"t", vocab=VOCAB, kv_octets_max=1 << 30
-    )
+    made = drafter_of(tiny[1])
     yield made
     await made.aclose()
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from sdcpd.engine.api import ContextFull, DraftWork, EngineError, ModelError, Prefix, Score
-from sdcpd.engine.drafters import ModelDrafter
 from sdcpd.engine.load import ModelSettings, load_target
 from sdcpd.engine.ngram import NgramDrafter, NgramIndex
 from sdcpd.engine.scheduler import plan
@@ -20,7 +19,7 @@ from sdcpd.engine.target import LlamaTarget
 from sdcpd.engine.weights import model_digest, read_config, weight_files
 from sdcpd.protocol.acceptance import check_rows
 from sdcpd.protocol.messages import Sampling
-from tests.engine.conftest import runner_of
+from tests.engine.conftest import drafter_of
 
 GREEDY = Sampling(temperature_milli=0)
 
@@ -127,9 +126,7 @@ async def test_drafter_that_is_the_target_has_everything_accepted(
     target: LlamaTarget, tiny: tuple[Any, Path]
 ) -> None:
     """R-Z-5, R-6.2-9: greedy and by the race, bit for bit."""
-    drafter = ModelDrafter(
-        runner_of(tiny[1]), model=b"m", tokenizer=b"t", vocab=160, kv_octets_max=1 << 30
-    )
+    drafter = drafter_of(tiny[1])
     seeded = Sampling(temperature_milli=900, seed=11)
     for rule, sampling in ((1, GREEDY), (200, seeded)):
         draft = await drafter.draft(draft_work(rule, sampling, [4, 5, 6]))
@@ -142,12 +139,7 @@ async def test_a_draft_goes_on_from_what_was_accepted_alone(tiny: tuple[Any, Pat
     """R-6.3-37: after partial verdicts, and when it has missed some (D-D2): bit for bit what a
     drafter that saw no other tokens drafts.
     """
-    used, fresh = (
-        ModelDrafter(
-            runner_of(tiny[1]), model=b"m", tokenizer=b"t", vocab=160, kv_octets_max=1 << 30
-        )
-        for _ in range(2)
-    )
+    used, fresh = (drafter_of(tiny[1]) for _ in range(2))
     tokens = [4, 5, 6]
     for kept, missed in ((2, 0), (0, 3), (3, 1), (1, 2), (0, 0)):
         draft = await used.draft(draft_work(2, Sampling(temperature_milli=1000), tokens))
@@ -162,9 +154,7 @@ async def test_a_draft_goes_on_from_what_was_accepted_alone(tiny: tuple[Any, Pat
 
 async def test_rule_2_rows_are_the_distribution_sampled_from(tiny: tuple[Any, Path]) -> None:
     """R-5.2-15, R-5.2-16: V values a row, q > 0 at each proposed token, top 64 at most."""
-    drafter = ModelDrafter(
-        runner_of(tiny[1]), model=b"m", tokenizer=b"t", vocab=160, kv_octets_max=1 << 30
-    )
+    drafter = drafter_of(tiny[1])
     draft = await drafter.draft(draft_work(2, Sampling(temperature_milli=1000), [9, 8, 7]))
     assert draft.q_rows is not None
     rows = check_rows(draft.q_rows, 160, draft.tokens)

@@ -5,34 +5,26 @@ from __future__ import annotations
 import hashlib
 import logging
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import cbor2
 import pytest
 import torch
 
-from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineError, Prefix, Score
+from sdcpd.engine.api import EngineError, Prefix
 from sdcpd.engine.kv_object import (
     KvKind,
     KvRows,
-    decode_blocks,
     decode_kv,
-    encode_blocks,
     encode_kv,
 )
-from sdcpd.engine.load import ModelSettings, load_target
-from sdcpd.engine.runner import Feed
-from sdcpd.engine.target import LlamaTarget
-from sdcpd.protocol.messages import Sampling
+from tests.kit.spied_target import PROMPT, Spied
 
-GREEDY = Sampling(temperature_milli=0)
 TOKENS = (5, 6, 7, 8, 9)
 KIND = KvKind(b"m" * 32, "cpu;float32", 2, 3, 4, torch.float32)
 WHOLE = 4 * 2 * 2 * 3 * 4 * len(TOKENS)  # octets of the rows
-PROMPT = [3 + i * 7 % 150 for i in range(90)]
 
 
 def rows_of(kind: KvKind, positions: int) -> KvRows:
@@ -186,38 +178,6 @@ def test_of_another_prefix() -> None:
 # ---- the engine
 
 
-class Spied:
-    """A target with all that its passes were fed and gave."""
-
-    def __init__(self, target: LlamaTarget) -> None:
-        self.target = target
-        self.fed = 0
-        self.scores: list[torch.Tensor] = []
-        self._run = target.worker._runner.run
-        target.worker._runner.run = self._spy  # type: ignore[method-assign]
-
-    def _spy(self, feeds: Sequence[Feed]) -> Sequence[torch.Tensor]:
-        self.fed += sum(len(feed.tokens) for feed in feeds)
-        found = self._run(feeds)
-        self.scores += [scores for scores in found if len(scores)]
-        return found
-
-    async def round(
-        self, session: bytes, tokens: list[int], *proposed: int
-    ) -> tuple[int, int, torch.Tensor]:
-        """What one round finds, and the scores it was found by."""
-        prefix = Prefix(tokens, len(tokens), len(PROMPT))
-        found = await self.target.score(Score(session, 1, prefix, proposed, 1, GREEDY, 0))
-        return found.accepted, found.additional, self.scores[-1]
-
-
-@pytest.fixture
-async def spied(tiny: tuple[Any, Path]) -> AsyncIterator[Spied]:
-    engine = load_target(ModelSettings(tiny[1], threads=1), report=lambda _: None)
-    yield Spied(engine)
-    await engine.aclose()
-
-
 async def opened(spied: Spied, session: bytes, kv: bytes | None, tokens: list[int]) -> int:
     """Open a session; returns how many tokens were fed to the model for it."""
     before = spied.fed
@@ -276,53 +236,6 @@ async def test_kv_never_takes_a_session_back(spied: Spied) -> None:
     await opened(spied, b"a", None, PROMPT)
     kv = await spied.target.export(b"a", 1, 10)
     assert await opened(spied, b"a", kv, PROMPT) == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_blocks_come_back_bit_for_bit(dtype: torch.dtype) -> None:
-    kind = replace(KIND, dtype=dtype)
-    rows = rows_of(kind, 3 * KV_BLOCK_TOKENS + 5)
-    blocks = encode_blocks(kind, rows)
-    assert [len(one) for one in blocks] == 3 * [kind.octets(KV_BLOCK_TOKENS)]
-    for count in (1, 3):
-        found = decode_blocks(blocks[:count], kind=kind)
-        assert found is not None and found.positions == count * KV_BLOCK_TOKENS
-        part = slice(0, found.positions)
-        assert torch.equal(found.keys, rows.keys[:, :, part])
-        assert torch.equal(found.values, rows.values[:, :, part])
-    broken = decode_blocks([blocks[0], blocks[1][:-1], blocks[2]], kind=kind)
-    assert broken is not None and broken.positions == KV_BLOCK_TOKENS
-    assert decode_blocks([blocks[0][1:]], kind=kind) is None
-
-
-@pytest.mark.parametrize("shared", [90, 80, 64, 130])
-async def test_blocks_of_the_same_beginning_are_what_would_be_computed(
-    spied: Spied, shared: int
-) -> None:
-    """Two texts that begin alike: every score is the same, bit for bit, with them and without."""
-    text = [*PROMPT, *range(20, 70)]
-    other = [*text[:shared], *[9] * (140 - shared)]
-    await spied.target.prepare(b"a", 1, Prefix(text, len(text), 90))
-    await spied.round(b"a", text)
-    blocks = await spied.target.blocks(b"a", 1, 0, shared // KV_BLOCK_TOKENS)
-    assert len(blocks) == shared // KV_BLOCK_TOKENS
-    reused = len(blocks) * KV_BLOCK_TOKENS
-    before = spied.fed
-    prefix = Prefix(other, len(other), 90)
-    assert await spied.target.prepare(b"b", 1, prefix, blocks=blocks) == reused
-    assert spied.fed - before == len(other) - 1 - reused
-    assert await spied.target.prepare(b"c", 1, prefix) == 0
-    for proposed in ((), (3, 4, 5)):
-        with_them = await spied.round(b"b", other, *proposed)
-        without = await spied.round(b"c", other, *proposed)
-        assert with_them[:2] == without[:2] and torch.equal(with_them[2], without[2])
-
-
-async def test_only_whole_blocks_that_are_there(spied: Spied) -> None:
-    await opened(spied, b"a", None, PROMPT)
-    assert len(await spied.target.blocks(b"a", 1, 0, 9)) == 1
-    assert await spied.target.blocks(b"a", 1, 1, 9) == []
-    assert await spied.target.blocks(b"z", 1, 0, 9) == []
 
 
 async def test_only_what_is_there_is_exported(spied: Spied) -> None:

@@ -25,7 +25,7 @@ from sdcpd.transport.http import Handler, Peer
 from sdcpd.transport.loopback import LoopbackClient
 from tests.kit.mlc import MemoryMlc
 from tests.kit.records import MemoryRecords
-from tiers.api import Records
+from tiers.api import Records, Tier
 
 DOMAIN = "test.example"
 ROUTER = "https://r0.test/"
@@ -79,7 +79,12 @@ class Cluster:
         return self.router
 
     def add_verifier(
-        self, name: str = "v0", *, pass_time_s: float = 0.0, **config: object
+        self,
+        name: str = "v0",
+        *,
+        pass_time_s: float = 0.0,
+        kv_tier: Tier | None = None,
+        **config: object,
     ) -> Verifier:
         """A verifier of the cluster's model."""
         base = f"https://{name}.test/"
@@ -94,6 +99,7 @@ class Cluster:
             mlc=MemoryMlc(),
             name=f"{name}.{id(client):x}",
             status_ttl_s=0.6,
+            kv_tier=kv_tier,
         )
         self.network[base] = verifier.listener.handle
         self.verifiers[base] = verifier
@@ -102,7 +108,12 @@ class Cluster:
         return verifier
 
     def add_drafter(
-        self, name: str = "d0", *, noise: float = 0.0, engine: DraftEngine | None = None
+        self,
+        name: str = "d0",
+        *,
+        noise: float = 0.0,
+        engine: DraftEngine | None = None,
+        kv_tier: Tier | None = None,
     ) -> Drafter:
         """A drafter whose model is the target's with some noise."""
         base = f"https://{name}.test/"
@@ -116,6 +127,7 @@ class Cluster:
             peers=PEERS,
             mlc=MemoryMlc(),
             name=f"{name}.{id(client):x}",
+            kv_tier=kv_tier,
         )
         self.network[base] = drafter.listener.handle
         self.drafters[base] = drafter

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from sdcpd.engine.fake import FakeModel, FakeTarget
-from sdcpd.roles import prefix_kv
-from sdcpd.roles.prefix_kv import SCOPE, block_names
+from sdcpd.roles import kv_cost
+from sdcpd.roles.kv_cost import KvCost
+from sdcpd.roles.prefix_kv import SCOPE, PrefixKv
 from tests.kit.answers import state_of, until, verdict_of
+from tests.kit.cluster import cluster
 from tests.kit.scripted import quiet
 from tests.kit.tier_contract import entry
 from tests.kit.verifier_wire import Wire
@@ -83,10 +85,11 @@ async def test_the_text_of_a_session_is_kept_when_it_ends() -> None:
 
 
 def key_of(text: Sequence[int], number: int) -> Key:
-    """Of a block of a text without a scope."""
+    """Of a block of a text without a scope, as the verifier keeps it."""
     info = FakeTarget(FakeModel()).info
-    names = list(block_names(text, info=info, scope=None))
-    return Key(SCOPE, names[number] if number < len(names) else "none")
+    kept = PrefixKv(None, kind="target_kv", fingerprint=info.model + info.fingerprint.encode())
+    keys = list(kept.keys(text, None))
+    return keys[number] if number < len(keys) else Key(SCOPE, "none")
 
 
 async def test_scopes_share_nothing() -> None:
@@ -148,7 +151,7 @@ async def test_a_tier_that_does_not_answer_holds_no_opening_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it gave before is used, the rest computed."""
-    monkeypatch.setattr(prefix_kv, "FIND_S", 0.05)
+    monkeypatch.setattr(kv_cost, "FIRST_LIMIT_S", 0.05)
     tier = HostTier(1 << 20)
     await served(wire_with(tier))
     slow = key_of(PROMPT, 1)
@@ -172,3 +175,80 @@ async def test_nobody_reaches_it_by_a_path() -> None:
         for method in ("GET", "PUT", "DELETE"):
             assert await Mlc(tier, None).status(method, path, b"") == 404
     assert tier.stats().objects == 3
+
+
+async def test_one_tenant_cannot_push_out_anothers() -> None:
+    """D-M3: the blocks of each scope count against that scope's share of the tier."""
+    tier = HostTier(64 << 10, scope_bytes_max=16 << 10)
+    await served(wire_with(tier, scope=A))
+    for first in range(9):
+        await served(wire_with(tier, scope=B), (first, *PROMPT[1:]))
+    wire = wire_with(tier, scope=A)
+    await served(wire)
+    assert wire.verifier.counts["kv_tokens_reused"] == 192
+
+
+async def kept_by(tier: Tier) -> int:
+    """How many objects are in a tier once nobody is putting any."""
+    await quiet()
+    return tier.stats().objects
+
+
+async def drafted(tier: Tier) -> tuple[list[int], int]:
+    """A text of a new cluster whose drafter has the tier, and what that reused."""
+    async with cluster(drafters=0) as c:
+        drafter = c.add_drafter(kv_tier=tier, noise=0.3)
+        await c.ready()
+        text = await c.text(PROMPT)
+        await until(lambda: not drafter.sessions)
+        await quiet()
+        assert text == c.model.text(PROMPT, 40)
+        return text, drafter.counts["kv_tokens_reused"]
+
+
+async def test_a_drafter_finds_what_it_computed_before() -> None:
+    tier = HostTier(1 << 20)
+    text, reused = await drafted(tier)
+    assert (reused, await kept_by(tier)) == (0, (len(PROMPT) + len(text)) // 64)
+    assert await drafted(tier) == (text, 192)
+
+
+async def test_a_verifier_and_a_drafter_of_one_model_share_no_blocks() -> None:
+    """What a drafter computes is held to less: its passes have had no self-check."""
+    tier = HostTier(1 << 20)
+    async with cluster(drafters=0, verifiers=0) as c:
+        c.add_drafter(kv_tier=tier)
+        c.add_verifier(kv_tier=tier)
+        await c.ready()
+        await c.text(PROMPT)
+        await until(lambda: tier.stats().objects == 6)
+        names = {key.name.partition(".")[0] for key in tier._entries}
+        assert names == {"target_kv", "draft_kv"}
+
+
+class TestCost:
+    """Fetching KV is worth it where it is faster than computing it."""
+
+    def test_what_was_not_measured_may_take_a_while(self) -> None:
+        assert KvCost().limit_s(10_000) == kv_cost.FIRST_LIMIT_S
+
+    def test_no_longer_than_computing_takes(self) -> None:
+        cost = KvCost()
+        cost.computed(1000, 1.0)
+        assert cost.limit_s(500) == pytest.approx(0.5)
+        assert cost.limit_s(10**6) == kv_cost.LIMIT_S_MAX
+
+    def test_what_is_slower_is_computed_and_tried_again_now_and_then(self) -> None:
+        cost = KvCost()
+        cost.computed(1000, 1.0)
+        cost.fetched(1000, 2.0)
+        tried = [cost.limit_s(100) > 0 for _ in range(48)]
+        assert tried.count(True) == 3 and not any(tried[:15])
+        for _ in range(9):
+            cost.fetched(1000, 0.1)
+        assert cost.limit_s(100) > 0
+
+    def test_short_measurements_say_nothing(self) -> None:
+        cost = KvCost()
+        cost.computed(63, 60.0)
+        assert cost.limit_s(10_000) == kv_cost.FIRST_LIMIT_S

@@ -25,12 +25,15 @@ class Entry:
     """An object's octets with what HTTP says of them; `etag` is strong and has its quotes.
 
     With a `coding` the octets are coded so (coding.py); the tag is that of what they decode to.
+    `after` names the object of the same scope that this one continues: without it this one is worth
+    nothing, and goes first.
     """
 
     data: bytes
     etag: str
     media_type: str
     coding: str = ""
+    after: str = ""
 
 
 def entry_of(data: bytes, *, media_type: str) -> Entry:

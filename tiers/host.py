@@ -44,7 +44,9 @@ class HostTier:
         return entry
 
     async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
-        admission = self._ledger.add(key, len(entry.data) + OBJECT_BYTES, lease_s=lease_s)
+        admission = self._ledger.add(
+            key, len(entry.data) + OBJECT_BYTES, lease_s=lease_s, after=entry.after
+        )
         self._entries[key] = entry
         for victim in admission.victims:
             self._evicted += 1

@@ -18,7 +18,7 @@ from tiers.api import Entry, Key, TierError
 from tiers.folder import Folder
 
 _HEAD = struct.Struct(">QQ16sH")
-_NUL = b"\0"  # before a coding; no media type holds it
+_NUL = b"\0"  # between fields, none of which holds it
 _TICK = b"\0tick"  # no key starts with NUL: a scope is a path segment
 
 
@@ -100,11 +100,11 @@ class Objects:
         text = head[_HEAD.size :]
         if checksum != _checksum(raw, generation, text, data) or len(data) != size_bytes:
             raise Torn
-        media_type, _, coding = text[etag_size:].partition(_NUL)
-        return Entry(data, text[:etag_size].decode(), media_type.decode(), coding.decode())
+        media_type, coding, after = _fields(text[etag_size:])
+        return Entry(data, text[:etag_size].decode(), media_type, coding, after)
 
-    def listing(self) -> list[tuple[Key, int, int]]:
-        """Return key, size in octets and generation of every object, oldest first."""
+    def listing(self) -> list[tuple[Key, int, int, str]]:
+        """Return key, octets, generation and what it continues, of every object, oldest first."""
         found = []
         with self._env.begin(db=self._heads) as txn:
             for raw, head in txn.cursor():
@@ -113,8 +113,10 @@ class Objects:
                 scope, _, name = raw.partition(b"\0")
                 if len(head) < _HEAD.size:
                     raise Torn
-                generation, size_bytes, _, _ = _HEAD.unpack_from(head)
-                found.append((Key(scope.decode(), name.decode()), size_bytes, generation))
+                generation, size_bytes, _, etag_size = _HEAD.unpack_from(head)
+                after = _fields(head[_HEAD.size + etag_size :])[2]
+                key = Key(scope.decode(), name.decode())
+                found.append((key, size_bytes, generation, after))
         return sorted(found, key=lambda entry: entry[2])
 
     def close(self) -> None:
@@ -148,8 +150,10 @@ class Objects:
                 raw = _raw(key)
                 etag = entry.etag.encode()
                 text = etag + entry.media_type.encode()
-                if entry.coding:
+                if entry.coding or entry.after:
                     text += _NUL + entry.coding.encode()
+                if entry.after:
+                    text += _NUL + entry.after.encode()
                 checksum = _checksum(raw, generation, text, entry.data)
                 head = _HEAD.pack(generation, len(entry.data), checksum, len(etag)) + text
                 txn.put(raw, head, db=self._heads)
@@ -160,6 +164,13 @@ class Objects:
             case Tick():
                 txn.put(_TICK, b"", db=self._heads)
                 txn.delete(_TICK, db=self._heads)
+
+
+def _fields(text: bytes) -> tuple[str, str, str]:
+    """Media type, coding, and what the object continues; the last may be absent."""
+    media_type, _, rest = text.decode().partition("\0")
+    coding, _, after = rest.partition("\0")
+    return media_type, coding, after
 
 
 def _raw(key: Key) -> bytes:

@@ -100,13 +100,13 @@ class LmdbTier:
         if self._writer.busy:
             raise TierFull("too many objects wait to be written")
         size_bytes = cost_bytes(len(entry.data))
-        admission = self._ledger.add(key, size_bytes, lease_s=lease_s)
+        admission = self._ledger.add(key, size_bytes, lease_s=lease_s, after=entry.after)
         store = Store(key, entry, admission.generation)
         if await self._write(store, admission.victims):
             return
         # The map is full although the budget is not: free pages don't lie together, or aren't
         # free yet. Evict once more, let two transactions pass, and try one last time.
-        await self._write(Tick(), self._ledger.shed(2 * size_bytes, sparing=key))
+        await self._write(Tick(), self._ledger.shed(2 * size_bytes, sparing={key}))
         await self._write(Tick())
         if self._ledger.generation(key) != admission.generation:
             return  # replaced or deleted meanwhile
@@ -158,17 +158,17 @@ class LmdbTier:
         self._ledger.check()
         listing = self._objects.listing()
         assert len(self._ledger) == len(listing)
-        for key, size_bytes, generation in listing:
+        for key, size_bytes, generation, _ in listing:
             assert self._ledger.generation(key) == generation
             entry = self._objects.read(key)
             assert entry is not None and len(entry.data) == size_bytes
 
     def _load(self) -> None:
         """Enter what an earlier run left, oldest first, within today's budget."""
-        for key, size_bytes, generation in self._objects.listing():
+        for key, size_bytes, generation, after in self._objects.listing():
             try:
                 admission = self._ledger.add(
-                    key, cost_bytes(size_bytes), lease_s=0, generation=generation
+                    key, cost_bytes(size_bytes), lease_s=0, after=after, generation=generation
                 )
                 gone = [victim.key for victim in admission.victims]
             except TierFull:

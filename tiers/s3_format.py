@@ -37,6 +37,7 @@ class Head:
     etag: str
     media_type: str
     coding: str
+    after: str
     offset: int
     size_bytes: int
     """Of the octets, which begin at `offset`."""
@@ -81,12 +82,12 @@ def unpack_head(stored: bytes | memoryview, *, key: Key, stored_bytes: int) -> H
         fields = json.loads(bytes(stored[_FIXED.size : offset]))
     except ValueError as error:
         raise Torn("no head") from error
-    if not (isinstance(fields, list) and len(fields) == 5):
+    if not (isinstance(fields, list) and len(fields) == 6):
         raise Torn("no head")
-    scope, name, etag, media_type, coding = map(str, fields)
+    scope, name, etag, media_type, coding, after = map(str, fields)
     if Key(scope, name) != key:
         raise Torn("of another key")
-    return Head(key, etag, media_type, coding, offset, size_bytes, checksum)
+    return Head(key, etag, media_type, coding, after, offset, size_bytes, checksum)
 
 
 def unpack(stored: memoryview, *, key: Key) -> Entry:
@@ -95,11 +96,12 @@ def unpack(stored: memoryview, *, key: Key) -> Entry:
     text, data = stored[_FIXED.size : head.offset], stored[head.offset :]
     if _checksum(text, data) != head.checksum:
         raise Torn("other octets than its checksum is of")
-    return Entry(bytes(data), head.etag, head.media_type, head.coding)
+    return Entry(bytes(data), head.etag, head.media_type, head.coding, head.after)
 
 
 def _text(key: Key, entry: Entry) -> bytes:
-    return json.dumps([key.scope, key.name, entry.etag, entry.media_type, entry.coding]).encode()
+    fields = [key.scope, key.name, entry.etag, entry.media_type, entry.coding, entry.after]
+    return json.dumps(fields).encode()
 
 
 def _checksum(text: bytes | memoryview, data: bytes | memoryview) -> bytes:

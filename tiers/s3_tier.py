@@ -94,7 +94,7 @@ class S3Tier:
         if self._server.resting:
             raise TierFull("the bucket's server fails and is left alone for a while")
         size_bytes = len(entry.data) + head_bytes(key, entry)
-        admission = self._ledger.add(key, size_bytes, lease_s=0)
+        admission = self._ledger.add(key, size_bytes, lease_s=0, after=entry.after)
         self._owed.pop(key, None)
         await self._remove(admission.victims)
         async with self._locks.of(key):

@@ -9,6 +9,7 @@ queue at once. A use only counts, and moves nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tiers.api import Key
@@ -79,17 +80,20 @@ class S3Fifo:
         else:
             self._main.pop(key, None)
 
-    def evict(self) -> Key | None:
-        """Take out the next that has to go, and return it; None if there is none."""
+    def evict(self, instead: Callable[[Key], Key] = lambda key: key) -> Key | None:
+        """Take out the next that has to go, and return it; None if there is none.
+
+        `instead` may name another one of these that goes before it.
+        """
         while self._small or self._main:
             small_is_full = self._small_bytes > SMALL_SHARE * self._size_bytes
             from_small = self._small and (small_is_full or not self._main)
-            key = self._from_small() if from_small else self._from_main()
+            key = self._from_small(instead) if from_small else self._from_main(instead)
             if key is not None:
                 return key
         return None
 
-    def _from_small(self) -> Key | None:
+    def _from_small(self, instead: Callable[[Key], Key]) -> Key | None:
         """The oldest of the new ones, None if it was used and so has moved."""
         key, place = self._small.popitem(last=False)
         self._small_bytes -= place.size_bytes
@@ -97,16 +101,31 @@ class S3Fifo:
             place.uses = 0
             self._main[key] = place
             return None
+        if (other := instead(key)) != key:
+            self._small[key] = place
+            self._small.move_to_end(key, last=False)
+            self._small_bytes += place.size_bytes
+            return self._out_of_turn(other)
         self._remember(key, place.size_bytes)
         return key
 
-    def _from_main(self) -> Key | None:
+    def _from_main(self, instead: Callable[[Key], Key]) -> Key | None:
         """The oldest of the proven ones, None if its uses earn it another round."""
         key, place = self._main.popitem(last=False)
         if place.uses:
             place.uses -= 1
             self._main[key] = place
             return None
+        if (other := instead(key)) != key:
+            self._main[key] = place
+            self._main.move_to_end(key, last=False)
+            return self._out_of_turn(other)
+        return key
+
+    def _out_of_turn(self, key: Key) -> Key:
+        if (place := self._small.get(key)) is not None:
+            self._remember(key, place.size_bytes)
+        self.remove(key)
         return key
 
     def _remember(self, key: Key, size_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from tiers.api import Key
@@ -29,12 +30,12 @@ class ScopeBooks:
         held = self._holdings.get(scope)
         return self.bytes_max - (held.leased_bytes if held else 0)
 
-    def next_over(self, scope: str, size_bytes: int) -> Key | None:
+    def next_over(self, scope: str, size_bytes: int, sparing: Collection[Key]) -> Key | None:
         """What has to go before a scope can take so much more; None when nothing has to."""
         held = self._holdings.get(scope)
         if held is None or held.used_bytes + size_bytes <= self.bytes_max:
             return None
-        return next(iter(held.idle), None)
+        return next((key for key in held.idle if key not in sparing), None)
 
     def add(self, key: Key, size_bytes: int) -> None:
         """Enter an object without a lease."""

@@ -12,6 +12,7 @@ import logging
 import struct
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Protocol
 
@@ -107,14 +108,15 @@ class PrefixKv:
         except EngineError as e:
             log.warning("session %s: its KV is not kept: %s", session_path_id(text.session), e)
             return
-        await self._store(list(zip(keys[first:], blocks, strict=False)), self._tier)
+        await self._store(keys, first, blocks)
 
-    async def _store(self, blocks: Sequence[tuple[Key, bytes]], tier: Tier) -> None:
-        # The last first: what is older goes sooner, and without its beginning a block is worth
-        # nothing.
-        for key, octets in reversed(blocks):
+    async def _store(self, keys: Sequence[Key], first: int, blocks: Sequence[bytes]) -> None:
+        assert self._tier is not None, "asked only where there is one"
+        for number, octets in enumerate(blocks, first):
+            after = keys[number - 1].name if number else ""
+            entry = replace(entry_of(octets, media_type=MEDIA_TYPE), after=after)
             try:
-                await tier.put(key, entry_of(octets, media_type=MEDIA_TYPE), lease_s=0)
+                await self._tier.put(keys[number], entry, lease_s=0)
             except TierFull as e:
                 log.info("a block of KV is not kept: %s", e)
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
@@ -71,9 +72,15 @@ class TierMachine(RuleBasedStateMachine):
     def leased(self, key: Key) -> bool:
         return self.leased_until.get(key, 0.0) > self.clock.now
 
-    @rule(key=keys, fill=st.integers(0, 3), size=st.sampled_from((0, 1, 5000, 20000)), lease=leases)
-    def put(self, key: Key, fill: int, size: int, lease: float) -> None:
-        new = entry(fill, size)
+    @rule(
+        key=keys,
+        fill=st.integers(0, 3),
+        size=st.sampled_from((0, 1, 5000, 20000)),
+        lease=leases,
+        after=st.one_of(st.just(""), keys.map(lambda key: key.name)),
+    )
+    def put(self, key: Key, fill: int, size: int, lease: float, after: str) -> None:
+        new = replace(entry(fill, size), after=after)
         try:
             self.run(self.tier.put(key, new, lease_s=lease))
         except TierFull:

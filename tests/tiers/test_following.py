@@ -1,0 +1,119 @@
+"""What continues another object goes before it: a suffix of a text before its beginning."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.kit.tier_contract import entry
+from tiers.api import Entry, Key, Tier, TierFull
+from tiers.host import OBJECT_BYTES, HostTier
+from tiers.lmdb_tier import LmdbTier, cost_bytes
+from tiers.stack import TierStack
+
+SIZE = 1000
+
+
+def key(name: str) -> Key:
+    """Of a block of a text; its name is that of the text to its end."""
+    return Key("s", name)
+
+
+def block(name: str) -> Entry:
+    return replace(entry(ord(name[-1]), SIZE), after=name[:-1])
+
+
+async def write(tier: Tier, *names: str, lease_s: float = 0) -> None:
+    for name in names:
+        await tier.put(key(name), block(name), lease_s=lease_s)
+
+
+async def held(tier: Tier, *names: str) -> str:
+    """Those of the names that a tier holds."""
+    return " ".join([name for name in names if await tier.holds(key(name))])
+
+
+def host(objects: int, *, scope: int | None = None) -> HostTier:
+    share = None if scope is None else scope * (SIZE + OBJECT_BYTES)
+    return HostTier(objects * (SIZE + OBJECT_BYTES), scope_bytes_max=share)
+
+
+async def test_the_end_goes_first_whenever_it_came() -> None:
+    """A text that was continued later: its beginning is the oldest and stays."""
+    tier = host(4)
+    await write(tier, "a", "ab", "x", "abc")
+    await write(tier, "y")
+    assert await held(tier, "a", "ab", "abc", "x", "y") == "a ab x y"
+
+
+async def test_within_a_scopes_share_too() -> None:
+    tier = host(9, scope=3)
+    await write(tier, "a", "ab", "abc", "x")
+    assert await held(tier, "a", "ab", "abc", "x") == "a ab x"
+
+
+async def test_what_is_leased_stays_and_holds_nothing_else() -> None:
+    tier = host(3)
+    await write(tier, "a", "ab")
+    await write(tier, "abc", lease_s=60)
+    await write(tier, "x")
+    assert await held(tier, "a", "ab", "abc", "x") == "a abc x"
+    await write(tier, "y")
+    assert await held(tier, "a", "ab", "abc", "y") == "abc y", "nothing is left but what was oldest"
+
+
+async def test_a_tier_that_is_smaller_than_a_text_keeps_its_beginning() -> None:
+    """What is more is refused, so that a stack hands it to the tier below."""
+    tier = host(3)
+    names = ["abcdefgh"[: n + 1] for n in range(8)]
+    await write(tier, *names[:3])
+    for name in names[3:5]:
+        with pytest.raises(TierFull):
+            await write(tier, name[:4])
+    assert await held(tier, *names) == "a ab abc"
+    stack = TierStack([host(3), host(9)])
+    await write(stack, *names)
+    await stack.settled()
+    assert await held(stack, *names) == " ".join(names)
+
+
+async def test_a_text_as_large_as_a_scopes_share_is_no_failure() -> None:
+    tier = host(9, scope=3)
+    await write(tier, "a", "ab", "abc")
+    with pytest.raises(TierFull):
+        await write(tier, "abcd")
+    await write(tier, "x")
+    assert await held(tier, "a", "ab", "abc", "x") == "a ab x"
+
+
+async def test_after_a_restart_and_below_too(tmp_path: Path) -> None:
+    """The file remembers what continues what, and so does what was handed down to it."""
+    size_bytes = 4 * cost_bytes(SIZE)
+    stack = TierStack([host(1), LmdbTier(tmp_path, size_bytes)])
+    await write(stack, "a", "ab", "x", "abc", "z")
+    await stack.settled()
+    await stack.aclose()
+    tier = LmdbTier(tmp_path, size_bytes)
+    assert await held(tier, "a", "ab", "abc", "x") == "a ab abc x"
+    await write(tier, "y")
+    assert await held(tier, "a", "ab", "abc", "x", "y") == "a ab x y"
+    await tier.aclose()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_no_block_is_left_without_its_beginning(seed: int) -> None:
+    """Texts that share beginnings, read and written at random, in a tier that holds a third."""
+    rng, tier = random.Random(seed), host(20)
+    names = [first + rest for first in "abcdef" for rest in ("", "g", "gh", "gi", "ghj", "gik")]
+    for _ in range(400):
+        text = rng.choice(names)
+        for end in range(1, len(text) + 1):
+            if await tier.get(key(text[:end])) is None:
+                await write(tier, text[:end])
+    tier.check()
+    alone = [n for n in names if len(n) > 1 and await tier.holds(key(n))]
+    orphans = [name for name in alone if not await tier.holds(key(name[:-1]))]
+    assert len(alone) > 9 and not orphans

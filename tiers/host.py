@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from tiers.api import Entry, Key, TierStats
 from tiers.ledger import Ledger
@@ -45,6 +46,9 @@ class HostTier:
 
     async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
         admission = self._ledger.add(key, len(entry.data) + OBJECT_BYTES, lease_s=lease_s)
+        if not isinstance(entry.data, bytes):
+            # A view would hold the memory of the tier that it is of.
+            entry = replace(entry, data=bytes(entry.data))
         self._entries[key] = entry
         for victim in admission.victims:
             self._evicted += 1

@@ -95,7 +95,7 @@ class TargetEngine(Protocol):
         prefix: Prefix,
         *,
         kv: bytes | None = None,
-        blocks: Sequence[bytes] = (),
+        blocks: Sequence[bytes | memoryview] = (),
     ) -> int:
         """Have the KV of a prefix ahead of its first round; raises EngineError.
 

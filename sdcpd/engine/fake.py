@@ -90,7 +90,7 @@ class FakeTarget:
         prefix: Prefix,
         *,
         kv: bytes | None = None,
-        blocks: Sequence[bytes] = (),
+        blocks: Sequence[bytes | memoryview] = (),
     ) -> int:
         """See TargetEngine; nothing is computed, but what would have been is noted."""
         self._prefixes[(session, epoch)] = prefix
@@ -110,7 +110,7 @@ class FakeTarget:
         covered = prefix.tokens[: (number + 1) * KV_BLOCK_TOKENS]
         return kv_prefix_hash(covered).ljust(self.kv_octets(KV_BLOCK_TOKENS), b"\0")
 
-    def _covered_by_blocks(self, prefix: Prefix, blocks: Sequence[bytes]) -> int:
+    def _covered_by_blocks(self, prefix: Prefix, blocks: Sequence[bytes | memoryview]) -> int:
         good = [one == self._block(prefix, number) for number, one in enumerate(blocks)]
         assert all(good), "the blocks of other tokens: whoever found them has mixed them up"
         return len(good) * KV_BLOCK_TOKENS

@@ -16,7 +16,7 @@ from hashlib import sha256
 from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineError, EngineInfo, TargetEngine
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier import VerifierSession
-from tiers.api import Key, Tier, TierFull, entry_of
+from tiers.api import Key, Octets, Tier, TierFull, entry_of
 
 log = logging.getLogger("sdcpd.roles")
 FIND_S = 0.25  # a tier that is slower than this holds no opening up: the rest is computed
@@ -46,9 +46,9 @@ class PrefixKv:
         # Where rows depend on what stands beside them, KV from another pass would change output.
         self._tier = tier if engine.info.exact else None
 
-    async def find(self, tokens: Sequence[int], *, scope: bytes | None) -> list[bytes]:
+    async def find(self, tokens: Sequence[int], *, scope: bytes | None) -> list[Octets]:
         """The blocks of the longest beginning that is kept; the last token is never among them."""
-        found: list[bytes] = []
+        found: list[Octets] = []
         if self._tier is None:
             return found
         try:

@@ -26,6 +26,7 @@ ROLE_OF_MODULE = {
     "drafter_session": "drafter",
     "frontend": "frontend",
 }
+CUDA_TIER = Path("tiers/cuda_memory.py")
 CBOR2_USERS = {"codec.py", "commit_log.py"}
 # What the core gets as arguments instead: time, randomness, I/O and somewhere to log.
 NOT_SANS_IO = {
@@ -106,8 +107,14 @@ def test_engine_and_tiers_do_not_import_roles() -> None:
 
 
 def test_torch_is_imported_by_the_engine_alone() -> None:
-    engine = files_below("sdcpd/engine", "sdcpd/dev")
-    assert not offences([path for path in FILES if path not in engine], "torch")
+    """And by the tier that registers its memory with CUDA, when it is configured."""
+    allowed = [*files_below("sdcpd/engine", "sdcpd/dev"), CUDA_TIER]
+    assert not offences([path for path in FILES if path not in allowed], "torch")
+    functions = [node for node in ast.walk(tree(CUDA_TIER)) if isinstance(node, ast.FunctionDef)]
+    within_functions = {id(node) for function in functions for node in ast.walk(function)}
+    for node in ast.walk(tree(CUDA_TIER)):
+        if isinstance(node, ast.Import) and "torch" in {alias.name for alias in node.names}:
+            assert id(node) in within_functions, "not by who only imports the tiers"
 
 
 def role_of(module: str) -> str | None:

@@ -156,7 +156,7 @@ class DrafterSection(Section):
 class TierSection(Section):
     """One entry of `[mlc] tiers`"""
 
-    kind: Literal["host", "lmdb", "s3"]
+    kind: Literal["pinned", "host", "lmdb", "s3"]
     size: Size
     path: Template | None = None
     bucket: Bucket | None = None

@@ -18,6 +18,8 @@ def tier_problems(tiers: Sequence[TierSection]) -> Iterator[str]:
         here = f"mlc.tiers[{index}]"
         if tier.kind == "lmdb" and not tier.path:
             yield f"{here}: an lmdb tier needs a path"
+        if tier.kind == "pinned" and tier.path:
+            yield f"{here}: a pinned tier is memory and has no path: leave path away"
         if tier.kind == "s3":
             yield from (f"{here}: {text}" for text in _s3_problems(tier))
             if index < len(tiers) - 1:

@@ -20,16 +20,20 @@ class Key:
     name: str
 
 
+Octets = bytes | memoryview
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An object's octets with what HTTP says of them; `etag` is strong and has its quotes.
 
     With a `coding` the octets are coded so (coding.py); the tag is that of what they decode to.
     `after` names the object of the same scope that this one continues: without it this one is worth
-    nothing, and goes first.
+    nothing, and goes first. Octets that are a memoryview lie in a tier's own memory, which is held
+    for as long as the view is: who keeps them for long makes a copy.
     """
 
-    data: bytes
+    data: Octets
     etag: str
     media_type: str
     coding: str = ""
@@ -46,7 +50,8 @@ class TierStats:
     """A tier's counters since it was opened; `parts` are those of the tiers of a stack.
 
     `used_bytes` includes what each object costs beside its octets. `dropped` counts objects that
-    a stack could not hand down, `failures` errors of the storage below.
+    a stack could not hand down, `failures` errors of the storage below. `pinned` tells whether the
+    memory is registered with the GPU's driver.
     """
 
     kind: str
@@ -60,6 +65,7 @@ class TierStats:
     corrupt: int = 0
     dropped: int = 0
     failures: int = 0
+    pinned: bool = False
     parts: tuple[TierStats, ...] = ()
 
 

@@ -13,6 +13,7 @@ from tiers.api import LogStore, Tier, TierError
 from tiers.host import HostTier
 from tiers.lmdb_log import LmdbLogStore
 from tiers.lmdb_tier import LmdbTier
+from tiers.pinned import PinnedTier
 from tiers.s3_place import S3Place
 from tiers.stack import TierStack
 
@@ -36,7 +37,7 @@ SIZE_BYTES_MIN = 64 * 1024
 class TierSpec:
     """One entry of `[mlc] tiers`: its budget in octets, and the directory or bucket it lies in."""
 
-    kind: Literal["host", "lmdb", "s3"]
+    kind: Literal["pinned", "host", "lmdb", "s3"]
     size_bytes: int
     path: Path | None = None
     scope_share: float = 1.0
@@ -68,7 +69,7 @@ def build_objects(
             tiers.append(_open(spec, clock))
     except TierError:
         for tier in tiers:
-            if isinstance(tier, LmdbTier):
+            if isinstance(tier, LmdbTier | PinnedTier):
                 tier.close()
         raise
     return tiers[0] if len(tiers) == 1 else TierStack(tiers)
@@ -114,8 +115,10 @@ def etcd_settings(
 
 
 def _check(spec: TierSpec) -> None:
-    if spec.kind not in ("host", "lmdb", "s3"):
-        raise TierError(f'[mlc] tiers: kind "{spec.kind}" is not known: use "host", "lmdb" or "s3"')
+    if spec.kind not in ("pinned", "host", "lmdb", "s3"):
+        raise TierError(
+            f'[mlc] tiers: kind "{spec.kind}" is not known: use "pinned", "host", "lmdb" or "s3"'
+        )
     if spec.size_bytes < SIZE_BYTES_MIN:
         raise TierError(
             f"[mlc] tiers: size of the {spec.kind} tier is {spec.size_bytes} octets: give at"
@@ -133,6 +136,8 @@ def _open(spec: TierSpec, clock: Callable[[], float]) -> Tier:
         return _open_s3(spec.place, spec, clock)
     if spec.path is not None:
         return LmdbTier(spec.path, spec.size_bytes, scope_bytes_max=share, clock=clock)
+    if spec.kind == "pinned":
+        return PinnedTier(spec.size_bytes, scope_bytes_max=share, clock=clock)
     return HostTier(spec.size_bytes, scope_bytes_max=share, clock=clock)
 
 

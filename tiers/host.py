@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from tiers.api import Entry, Key, TierStats
 from tiers.ledger import Ledger
@@ -47,6 +48,9 @@ class HostTier:
         admission = self._ledger.add(
             key, len(entry.data) + OBJECT_BYTES, lease_s=lease_s, after=entry.after
         )
+        if not isinstance(entry.data, bytes):
+            # A view would hold the memory of the tier that it is of.
+            entry = replace(entry, data=bytes(entry.data))
         self._entries[key] = entry
         for victim in admission.victims:
             self._evicted += 1

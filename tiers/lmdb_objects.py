@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import lmdb
 import xxhash
 
-from tiers.api import Entry, Key, TierError
+from tiers.api import Entry, Key, Octets, TierError
 from tiers.folder import Folder
 
 _HEAD = struct.Struct(">QQ16sH")
@@ -177,7 +177,7 @@ def _raw(key: Key) -> bytes:
     return f"{key.scope}\0{key.name}".encode()
 
 
-def _checksum(raw: bytes, generation: int, text: bytes, data: bytes) -> bytes:
+def _checksum(raw: bytes, generation: int, text: bytes, data: Octets) -> bytes:
     # The key too: a row found under another name is as wrong as one with other octets.
     digest = xxhash.xxh3_128(raw)
     digest.update(generation.to_bytes(8, "big"))

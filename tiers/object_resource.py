@@ -54,7 +54,7 @@ class ObjectResource:
         vary: Headers = (("vary", "accept-encoding"),)
         # A range is one of the decoded octets, whatever the client can decode.
         if entry.coding and field(request, "range") is None and accepts(request, entry.coding):
-            data, etag = entry.data, _tag_of_coded(entry)
+            data, etag = bytes(entry.data), _tag_of_coded(entry)
             vary = (("content-encoding", entry.coding), *vary)
         else:
             data, etag = await self._dense(entry), entry.etag
@@ -96,10 +96,11 @@ class ObjectResource:
         return dense, entry
 
     async def _dense(self, entry: Entry) -> bytes:
+        # Copied, where it is a view: a reader that is slow must not hold a tier's memory.
         if not entry.coding:
-            return entry.data
+            return bytes(entry.data)
         try:
-            return await decoded(entry.data, bytes_max=self._bytes_max)
+            return await decoded(bytes(entry.data), bytes_max=self._bytes_max)
         except (BadCoding, DecodedTooLarge) as error:
             # It was decoded when it came, under a limit that may have been another then.
             raise NotFound(f"the object can no longer be decoded: {error}") from error

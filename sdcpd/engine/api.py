@@ -95,7 +95,7 @@ class TargetEngine(Protocol):
         prefix: Prefix,
         *,
         kv: bytes | None = None,
-        blocks: Sequence[bytes] = (),
+        blocks: Sequence[bytes | memoryview] = (),
     ) -> int:
         """Have the KV of a prefix ahead of its first round; raises EngineError.
 
@@ -178,7 +178,7 @@ class DraftEngine(Protocol):
     def kv_fingerprint(self) -> bytes | None:
         """What its blocks of KV are of: model and what computes it; None if it has none."""
 
-    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes] = ()) -> Draft:
+    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """Propose between 1 and `m` tokens; raises EngineError.
 
         `blocks` are the first of those that `blocks` made of the same tokens; what they cover is

@@ -123,7 +123,7 @@ class ModelDrafter:
             runner, rows_max=PASS_ROWS_MAX, kv_octets_max=kv_octets_max, name="drafter"
         )
 
-    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes] = ()) -> Draft:
+    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine."""
         tokens = list(work.prefix.tokens[: work.prefix.length])
         if not work.prefix.prompt:

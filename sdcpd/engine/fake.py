@@ -81,7 +81,7 @@ def _fake_block(tokens: Sequence[int], number: int) -> bytes:
     return kv_prefix_hash(covered).ljust(FAKE_KV_OCTETS * KV_BLOCK_TOKENS, b"\0")
 
 
-def covered_by_blocks(prefix: Prefix, blocks: Sequence[bytes]) -> int:
+def covered_by_blocks(prefix: Prefix, blocks: Sequence[bytes | memoryview]) -> int:
     """How many tokens of a prefix blocks cover, which are those of that prefix."""
     good = [one == _fake_block(prefix.tokens, number) for number, one in enumerate(blocks)]
     assert all(good), "the blocks of other tokens: whoever found them has mixed them up"
@@ -110,7 +110,7 @@ class FakeTarget:
         prefix: Prefix,
         *,
         kv: bytes | None = None,
-        blocks: Sequence[bytes] = (),
+        blocks: Sequence[bytes | memoryview] = (),
     ) -> int:
         """See TargetEngine; nothing is computed, but what would have been is noted."""
         self._prefixes[(session, epoch)] = prefix
@@ -189,7 +189,7 @@ class FakeDrafter:
         self.kv_fingerprint: bytes | None = self.model
         self._prefixes: dict[bytes, Prefix] = {}
 
-    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes] = ()) -> Draft:
+    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine."""
         reused = min(covered_by_blocks(work.prefix, blocks), work.prefix.length - 1)
         self._prefixes[work.session] = work.prefix

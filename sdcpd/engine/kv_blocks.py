@@ -47,7 +47,7 @@ def encode_blocks(kind: KvKind, rows: KvRows) -> list[bytes]:
     return [stored[:, :, :, at : at + KV_BLOCK_TOKENS].tobytes() for at in starts]
 
 
-def decode_blocks(blocks: Sequence[bytes], *, kind: KvKind) -> KvRows | None:
+def decode_blocks(blocks: Sequence[bytes | memoryview], *, kind: KvKind) -> KvRows | None:
     """The rows of consecutive blocks, up to the first of a wrong size; None if there are none."""
     good = list(takewhile(lambda one: len(one) == kind.octets(KV_BLOCK_TOKENS), blocks))
     if not good:

@@ -59,7 +59,7 @@ class NgramDrafter:
     def __init__(self) -> None:
         self._indexes: OrderedDict[bytes, NgramIndex] = OrderedDict()
 
-    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes] = ()) -> Draft:
+    async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine; under rule 2 each row is certain of its token."""
         begin = time.perf_counter()
         index = self._index(work)

@@ -107,7 +107,7 @@ class LlamaTarget:
         prefix: Prefix,
         *,
         kv: bytes | None = None,
-        blocks: Sequence[bytes] = (),
+        blocks: Sequence[bytes | memoryview] = (),
     ) -> int:
         """See TargetEngine."""
         tokens = self._tokens(prefix)

@@ -40,6 +40,7 @@ from sdcpd.roles.objects import LEASE_MS, ObjectGone, Objects
 from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, ConnectFailed, TransportError
+from tiers.api import Octets
 
 log = logging.getLogger("sdcpd.drafter")
 ROUND_TIMEOUT_S = 60.0  # longer than a verifier keeps a round waiting
@@ -127,7 +128,7 @@ class DraftingSession:
             vocab=self._vocab,
         )
         scope = machine.assignment.contract.scope
-        blocks: Sequence[bytes] = ()
+        blocks: Sequence[Octets] = ()
         if self._find_kv and work.prefix.prompt:
             blocks = await self._context.prefix_kv.find(machine.tokens[: action.length], scope)
         try:

@@ -19,7 +19,7 @@ from typing import Protocol
 from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineError
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.kv_cost import KvCost
-from tiers.api import Key, Tier, TierFull, entry_of
+from tiers.api import Key, Octets, Tier, TierFull, entry_of
 
 log = logging.getLogger("sdcpd.roles")
 SCOPE = ".kv"  # no scope of a path (resource.py) begins so
@@ -70,12 +70,12 @@ class PrefixKv:
             link = sha256(link.digest() + struct.pack(f">{KV_BLOCK_TOKENS}I", *block))
             yield Key(place, f"{self._kind}.{link.hexdigest()}")
 
-    async def find(self, tokens: Sequence[int], scope: bytes | None) -> list[bytes]:
+    async def find(self, tokens: Sequence[int], scope: bytes | None) -> list[Octets]:
         """The blocks of the longest beginning that is kept; the last token is never among them.
 
         Takes no longer than computing all of them is expected to.
         """
-        found: list[bytes] = []
+        found: list[Octets] = []
         limit_s = self.cost.limit_s(len(tokens))
         if self._tier is None or not limit_s:
             return found
@@ -86,7 +86,7 @@ class PrefixKv:
                     entry = await self._tier.get(key)
                     if entry is None:
                         break
-                    found.append(bytes(entry.data))
+                    found.append(entry.data)
         except TimeoutError:
             log.info("KV of %d blocks found in time, the rest is computed", len(found))
         self.cost.fetched(len(found) * KV_BLOCK_TOKENS, time.monotonic() - begin)

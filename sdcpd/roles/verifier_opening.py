@@ -101,7 +101,7 @@ class Opener:
             scope=opened.contract.scope,
             tokens=prefix.length,
         )
-        blocks: Sequence[bytes] = ()
+        blocks: Sequence[bytes | memoryview] = ()
         if kv is None and prefix.prompt:
             blocks = await self._prefix_kv.find(machine.tokens, opened.contract.scope)
         begin = time.monotonic()

@@ -26,6 +26,7 @@ ROLE_OF_MODULE = {
     "drafter_session": "drafter",
     "frontend": "frontend",
 }
+CUDA_TIER = Path("tiers/cuda_memory.py")
 CBOR2_USERS = {"codec.py", "commit_log.py"}
 # What the core gets as arguments instead: time, randomness, I/O and somewhere to log.
 NOT_SANS_IO = {
@@ -106,8 +107,12 @@ def test_engine_and_tiers_do_not_import_roles() -> None:
 
 
 def test_torch_is_imported_by_the_engine_alone() -> None:
-    engine = files_below("sdcpd/engine", "sdcpd/dev")
-    assert not offences([path for path in FILES if path not in engine], "torch")
+    """And by the tier that registers its memory with CUDA, when it is configured."""
+    allowed = [*files_below("sdcpd/engine", "sdcpd/dev"), CUDA_TIER]
+    assert not offences([path for path in FILES if path not in allowed], "torch")
+    at_once = [node for node in tree(CUDA_TIER).body if isinstance(node, ast.Import)]
+    names = {alias.name for node in at_once for alias in node.names}
+    assert "torch" not in names, "only when it is needed"
 
 
 def role_of(module: str) -> str | None:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.cuda import no_cuda
 from tests.kit.tier_contract import SIZE_BYTES, Checked, Clock, contract, entry
 from tiers.api import Key, TierFull
 from tiers.host import OBJECT_BYTES, HostTier
 from tiers.ledger import Ledger
 from tiers.lmdb_tier import LmdbTier
+from tiers.pinned import PinnedTier
 from tiers.stack import TierStack
 
 
@@ -35,9 +37,28 @@ def open_host_with_quota(path: Path, clock: Clock) -> Checked:
     return HostTier(SIZE_BYTES, scope_bytes_max=SIZE_BYTES // 2, clock=clock)
 
 
+def open_pinned(path: Path, clock: Clock) -> Checked:
+    return PinnedTier(SIZE_BYTES, clock=clock, runtime=no_cuda)
+
+
+def open_pinned_in_chunks(path: Path, clock: Clock) -> Checked:
+    """Of which none holds two of the largest objects."""
+    chunk_bytes = 24 * 1024
+    return PinnedTier(3 * chunk_bytes, clock=clock, runtime=no_cuda, chunk_bytes=chunk_bytes)
+
+
+def open_pinned_stack(path: Path, clock: Clock) -> Checked:
+    """What leaves the arena goes to memory, and comes back."""
+    upper = PinnedTier(SIZE_BYTES // 2, clock=clock, runtime=no_cuda)
+    return TierStack([upper, HostTier(SIZE_BYTES // 2, clock=clock)])
+
+
 TestHost = contract(open_host, examples=40)
 TestHostWithQuota = contract(open_host_with_quota, examples=40)
 TestLmdb = contract(open_lmdb)
+TestPinned = contract(open_pinned, examples=40)
+TestPinnedInChunks = contract(open_pinned_in_chunks, examples=30)
+TestPinnedStack = contract(open_pinned_stack, examples=30)
 TestStack = contract(open_stack)
 TestStackOfThree = contract(open_stack_of_three, examples=30)
 

@@ -129,7 +129,7 @@ async def test_a_restart_finds_on_the_disk_what_was_handed_down(tmp_path: Path) 
         ([], "give at least"),
         ([TierSpec("host", 10)], "give at least 65536"),
         ([TierSpec("lmdb", 1 << 20)], "give a directory"),
-        ([TierSpec("tape", 1 << 20)], 'use "host", "lmdb" or "s3"'),  # type: ignore[arg-type]
+        ([TierSpec("tape", 1 << 20)], 'use "pinned", "host", "lmdb" or "s3"'),  # type: ignore[arg-type]
         ([TierSpec("lmdb", 1 << 20, Path("x")), TierSpec("lmdb", 1 << 20, Path("x"))], "its own"),
         ([TierSpec("s3", 1 << 20)], "has no bucket"),
         (

@@ -1,0 +1,229 @@
+"""The pinned tier: with CUDA, without it, with one that fails; what readers hold; what is corrupt."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.kit.cuda import FakeRuntime, no_cuda
+from tests.kit.tier_contract import Clock, entry
+from tiers import pinned
+from tiers.api import Entry, Key, TierFull
+from tiers.build import TierSpec, build_objects
+from tiers.cuda_memory import TorchRuntime
+from tiers.host import HostTier
+from tiers.pinned import PinnedTier, cost_bytes
+from tiers.stack import TierStack
+
+A, B, C = (Key("s", name) for name in "ABC")
+KIB = 1024
+
+
+async def got(tier: PinnedTier, key: Key) -> bytes | None:
+    found = await tier.get(key)
+    return None if found is None else bytes(found.data)
+
+
+async def test_all_chunks_are_registered_while_it_serves_and_released_at_the_end() -> None:
+    runtime = FakeRuntime()
+    runtime.held = threading.Event()
+    tier = PinnedTier(64 * KIB, runtime=lambda: runtime, chunk_bytes=16 * KIB)
+    assert await asyncio.to_thread(runtime.entered.wait, 30)
+    await tier.put(A, entry(1, 1000), lease_s=0)
+    assert await got(tier, A) == entry(1, 1000).data, "it serves meanwhile"
+    assert not tier.stats().pinned
+    runtime.held.set()
+    assert await asyncio.to_thread(tier._registration.settled)
+    assert tier.stats().pinned and len(runtime.registered) == 4
+    assert set(runtime.registered.values()) == {16 * KIB}
+    await tier.aclose()
+    assert not runtime.registered and not tier.stats().pinned
+
+
+async def test_a_driver_that_fails_half_way_leaves_ordinary_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runtime = FakeRuntime(fails_at=2)
+    with caplog.at_level(logging.INFO, "sdcpd.tiers"):
+        tier = PinnedTier(64 * KIB, runtime=lambda: runtime, chunk_bytes=16 * KIB)
+        assert await asyncio.to_thread(tier._registration.settled)
+    assert runtime.most == 2 and not runtime.registered, "what was registered is not any more"
+    assert not tier.stats().pinned
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "CUDA error 2" in caplog.text
+    await tier.put(A, entry(1, 1000), lease_s=0)
+    assert await got(tier, A) is not None
+    await tier.aclose()
+
+
+class BrokenCudart:
+    """cudaHostRegister that fails, in one of its ways."""
+
+    def __init__(self, failure: Exception | int) -> None:
+        self._failure = failure
+
+    def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
+        assert flags == 1
+        if isinstance(self._failure, Exception):
+            raise self._failure
+        return self._failure
+
+
+@pytest.mark.parametrize("failure", [2, RuntimeError("out of memory"), OSError("no device")])
+async def test_a_cuda_error_is_taken_away(failure: Exception | int) -> None:
+    runtime = TorchRuntime.__new__(TorchRuntime)
+    cleared: list[int] = []
+    runtime._cudart = BrokenCudart(failure)
+    runtime._clear = lambda: cleared.append(1)  # type: ignore[method-assign]
+    tier = PinnedTier(64 * KIB, runtime=lambda: runtime)
+    assert await asyncio.to_thread(tier._registration.settled)
+    assert cleared == [1] and not tier.stats().pinned
+    await tier.aclose()
+
+
+def test_torch_stays_out_unless_the_tier_is_configured_and_a_cpu_is_enough() -> None:
+    """The whole of it in a fresh process, with PyTorch as it is installed here."""
+    code = """
+import asyncio, logging, sys
+logging.basicConfig(level=logging.INFO)
+from tiers.build import TierSpec, build_objects
+from tiers.api import Key, entry_of
+build_objects([TierSpec("host", 1 << 20)])
+assert "torch" not in sys.modules
+async def main():
+    tier = build_objects([TierSpec("pinned", 1 << 20)])
+    await tier.put(Key("s", "a"), entry_of(b"octets", media_type="a/b"), lease_s=0)
+    found = await tier.get(Key("s", "a"))
+    assert bytes(found.data) == b"octets"
+    del found
+    assert await asyncio.to_thread(tier._registration.settled)
+    assert "torch" in sys.modules
+    print(tier.stats().kind, tier.stats().pinned)
+    await tier.aclose()
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    kind, is_pinned = done.stdout.split()
+    assert kind == "pinned"
+    assert is_pinned == "True" or done.stderr.count("is ordinary memory") == 1
+
+
+async def test_what_a_reader_holds_is_not_overwritten() -> None:
+    tier = PinnedTier(2 * cost_bytes(20 * KIB), runtime=no_cuda)
+    await tier.put(A, entry(1, 20 * KIB), lease_s=0)
+    await tier.put(B, entry(2, 20 * KIB), lease_s=0)
+    held = await tier.get(A)
+    assert held is not None
+    await tier.delete(A)
+    for fill in range(3, 6):
+        await tier.put(C, entry(fill, 20 * KIB), lease_s=0)
+        assert bytes(held.data) == bytes([1]) * 20 * KIB
+        tier.check()
+    both = [held, await tier.get(C)]
+    with pytest.raises(TierFull, match="lie together"):
+        await tier.put(B, entry(9, 20 * KIB), lease_s=0)
+    del held, both
+    gc.collect()
+    await tier.put(B, entry(9, 20 * KIB), lease_s=0)
+    assert await got(tier, B) == entry(9, 20 * KIB).data
+    tier.check()
+    await tier.aclose()
+
+
+async def test_what_is_corrupt_is_a_miss_and_counted() -> None:
+    tier = PinnedTier(64 * KIB, runtime=no_cuda)
+    coded = replace(entry(2, 500), coding="zstd", etag='"of-what-it-decodes-to"')
+    for key, put in ((A, entry(1, 500)), (B, coded)):
+        await tier.put(key, put, lease_s=5)
+        assert await tier.get(key) == put
+        tier._arena._memory.write(tier._kept[key].slot.offset + 250, b"\xff")
+        assert await tier.get(key) is None
+        assert not await tier.holds(key)
+    assert (tier.stats().corrupt, tier.stats().misses, tier.stats().hits) == (2, 2, 2)
+    tier.check()
+    await tier.aclose()
+
+
+async def test_what_is_evicted_goes_down_as_a_copy(clock: Clock) -> None:
+    lower = HostTier(1 << 20, clock=clock)
+    tier = PinnedTier(2 * cost_bytes(20 * KIB), runtime=no_cuda, clock=clock)
+    stack = TierStack([tier, lower])
+    keys = [Key("s", str(n)) for n in range(12)]
+    for n, key in enumerate(keys):
+        # None waits for those before it to be written below, though none is yet.
+        await stack.put(key, entry(n, 20 * KIB), lease_s=0)
+    for n, key in enumerate(keys):
+        await stack.settled()
+        found = await stack.get(key)
+        assert found is not None and bytes(found.data) == bytes([n]) * 20 * KIB
+    assert stack.stats().corrupt == 0
+    await stack.aclose()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that objects of KiB are copied as those of many MiB are."""
+    monkeypatch.setattr(pinned, "PIECE_BYTES", 1000)
+
+
+async def begun(tier: PinnedTier, key: Key, value: Entry) -> asyncio.Task[None]:
+    """A put that has copied its first piece."""
+    task = asyncio.create_task(tier.put(key, value, lease_s=5))
+    await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+@pytest.mark.usefixtures("small_pieces")
+async def test_a_long_copy_is_seen_when_it_is_whole() -> None:
+    tier = PinnedTier(256 * KIB, runtime=no_cuda)
+    task = await begun(tier, A, entry(1, 20 * KIB))
+    assert await tier.get(A) is None and not await tier.holds(A)
+    await task
+    assert await got(tier, A) == entry(1, 20 * KIB).data
+    tier.check()
+    await tier.aclose()
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("event", ["delete", "replace", "cancel"])
+async def test_a_long_copy_that_is_overtaken_leaves_nothing(event: str) -> None:
+    tier = PinnedTier(256 * KIB, runtime=no_cuda)
+    task = await begun(tier, A, entry(1, 20 * KIB))
+    expected: bytes | None = None
+    if event == "delete":
+        await tier.delete(A)
+    elif event == "replace":
+        await tier.put(A, entry(2, 100), lease_s=5)
+        expected = bytes([2]) * 100
+    else:
+        task.cancel()
+    await asyncio.wait([task])
+    assert await got(tier, A) == expected
+    tier.check()
+    del task
+    gc.collect()
+    await asyncio.sleep(0)  # the loop forgets what it called last
+    gc.collect()
+    assert tier._arena.held_bytes() == (0 if expected is None else 256)
+    await tier.aclose()
+
+
+def test_the_tier_is_built_from_its_entry(tmp_path: Path) -> None:
+    tier = build_objects([TierSpec("pinned", 64 * KIB), TierSpec("lmdb", 64 * KIB, tmp_path)])
+    assert [part.kind for part in tier.stats().parts] == ["pinned", "lmdb"]
+    asyncio.run(tier.aclose())

@@ -156,8 +156,10 @@ class DrafterSection(Section):
 class TierSection(Section):
     """One entry of `[mlc] tiers`"""
 
-    kind: Literal["pinned", "host", "lmdb", "s3"]
-    size: Size
+    kind: Literal["pinned", "host", "lmdb", "remote", "s3"]
+    size: Size = 0
+    """0 where it is not given: a remote tier has none."""
+    base: BaseUri | None = None
     path: Template | None = None
     bucket: Bucket | None = None
     prefix: S3Prefix = "sdcpd"

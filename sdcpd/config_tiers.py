@@ -20,6 +20,13 @@ def tier_problems(tiers: Sequence[TierSection]) -> Iterator[str]:
             yield f"{here}: an lmdb tier needs a path"
         if tier.kind == "pinned" and tier.path:
             yield f"{here}: a pinned tier is memory and has no path: leave path away"
+        if tier.kind == "remote":
+            yield from (f"{here}: {text}" for text in _remote_problems(tier))
+        else:
+            if "size" not in tier.model_fields_set:
+                yield f'{here}: size is missing: say how much it may hold, as in size = "8GiB"'
+            if tier.base is not None:
+                yield f'{here}: base is of a tier of kind = "remote", this one is "{tier.kind}"'
         if tier.kind == "s3":
             yield from (f"{here}: {text}" for text in _s3_problems(tier))
             if index < len(tiers) - 1:
@@ -28,6 +35,14 @@ def tier_problems(tiers: Sequence[TierSection]) -> Iterator[str]:
             for key in _OF_S3:
                 if key in tier.model_fields_set:
                     yield f'{here}: {key} is of a tier of kind = "s3", this one is "{tier.kind}"'
+
+
+def _remote_problems(tier: TierSection) -> Iterator[str]:
+    if tier.base is None:
+        yield 'a remote tier needs the base_uri of the instance, as in base = "https://r1.lab:7442/"'
+    for key in ("size", "path"):
+        if key in tier.model_fields_set:
+            yield f"a remote tier has no {key}: what it may hold is the other instance's to say"
 
 
 def _s3_problems(tier: TierSection) -> Iterator[str]:

@@ -71,7 +71,7 @@ class Daemon:
     async def _start_all(self) -> None:
         try:
             objects = self._parts.objects_tier(self._instances[0])
-        except TierError as e:
+        except (TierError, IdentityError) as e:
             raise StartError(str(e), status=78) from e
         # The router first: the others report to it as soon as they are up.
         for instance in sorted(self._instances, key=lambda i: i.role != "router"):

@@ -76,15 +76,23 @@ class Parts:
         self.peers = PeerTable(config.node.trust_domain, settings.peer_entries(config))
         self._routes: dict[str, Handler] = {}  # base URIs served in this process
         self.certificates = Certificates()
+        self._identities: dict[str, TlsIdentity] = {}
 
     def objects_tier(self, first: Instance) -> Tier:
-        """The process's one cache, named after its first instance; raises TierError."""
-        tier = build_objects(settings.tier_specs(self.config, first.fill))
+        """The process's one cache, named after its first instance, which it asks others as.
+
+        Raises TierError or IdentityError.
+        """
+        specs = settings.tier_specs(self.config, first.fill)
+        remote = any(spec.base is not None for spec in specs)
+        tier = build_objects(specs, client=self.client(self.identity(first)) if remote else None)
         self.stack.push_async_callback(tier.aclose)
         return tier
 
     def identity(self, instance: Instance) -> TlsIdentity:
-        """Load an instance's certificate; raises IdentityError, also for a wrong role."""
+        """Load an instance's certificate, once; raises IdentityError, also for a wrong role."""
+        if (known := self._identities.get(instance.label)) is not None:
+            return known
         tls = self.config.tls
         cert = instance.fill(tls.cert)
         identity = TlsIdentity(
@@ -100,6 +108,7 @@ class Parts:
                 f"domain {self.config.node.trust_domain}; issue one with sdcpctl certs issue"
             )
         self.certificates.add(identity)
+        self._identities[instance.label] = identity
         return identity
 
     def client(self, identity: TlsIdentity) -> LoopbackClient:

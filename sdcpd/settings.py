@@ -52,6 +52,7 @@ def tier_specs(config: Config, fill: Callable[[str], Path]) -> list[TierSpec]:
             fill(tier.path) if tier.path else None,
             scope_share=config.mlc.scope_max / 100,
             place=_s3_place(tier, fill),
+            base=tier.base,
         )
         for tier in config.mlc.tiers
     ]

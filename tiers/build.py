@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sdcpd.transport.http import Client
 from tiers.api import LogStore, Tier, TierError
 from tiers.host import HostTier
 from tiers.lmdb_log import LmdbLogStore
 from tiers.lmdb_tier import LmdbTier
 from tiers.pinned import PinnedTier
+from tiers.remote import RemoteTier
 from tiers.s3_place import S3Place
 from tiers.stack import TierStack
 
@@ -31,18 +33,21 @@ __all__ = [
 ]
 
 SIZE_BYTES_MIN = 64 * 1024
+KINDS = ("pinned", "host", "lmdb", "remote", "s3")
 
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
-    """One entry of `[mlc] tiers`: its budget in octets, and the directory or bucket it lies in."""
+    """One entry of `[mlc] tiers`: its budget in octets, and where it lies."""
 
-    kind: Literal["pinned", "host", "lmdb", "s3"]
+    kind: Literal["pinned", "host", "lmdb", "remote", "s3"]
     size_bytes: int
     path: Path | None = None
     scope_share: float = 1.0
     """What one scope may hold of it."""
     place: S3Place | None = None
+    base: str | None = None
+    """Of another instance, whose cache this one is."""
 
     @property
     def scope_bytes_max(self) -> int:
@@ -51,9 +56,15 @@ class TierSpec:
 
 
 def build_objects(
-    specs: Sequence[TierSpec], *, clock: Callable[[], float] = time.monotonic
+    specs: Sequence[TierSpec],
+    *,
+    client: Client | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Tier:
-    """Open the tiers, fastest first; raises TierError, and then none is left open."""
+    """Open the tiers, fastest first; raises TierError, and then none is left open.
+
+    `client` is what remote tiers are asked with.
+    """
     if not specs:
         raise TierError('[mlc] tiers is empty: give at least {kind = "host", size = "1GiB"}')
     paths = [spec.path for spec in specs if spec.path is not None]
@@ -61,12 +72,17 @@ def build_objects(
         raise TierError("two entries of [mlc] tiers have the same path: give each its own")
     for spec in specs:
         _check(spec)
+    if specs[0].kind in ("remote", "s3"):
+        raise TierError(
+            f"[mlc] tiers: the first is a {specs[0].kind} tier, which takes only some objects: put"
+            ' an entry before it, as in {kind = "host", size = "1GiB"}'
+        )
     if any(spec.kind == "s3" for spec in specs[:-1]):
         raise TierError("[mlc] tiers: the s3 tier is the slowest: put its entry last")
     tiers: list[Tier] = []
     try:
         for spec in specs:
-            tiers.append(_open(spec, clock))
+            tiers.append(_open(spec, client, clock))
     except TierError:
         for tier in tiers:
             if isinstance(tier, LmdbTier | PinnedTier):
@@ -115,11 +131,10 @@ def etcd_settings(
 
 
 def _check(spec: TierSpec) -> None:
-    if spec.kind not in ("pinned", "host", "lmdb", "s3"):
-        raise TierError(
-            f'[mlc] tiers: kind "{spec.kind}" is not known: use "pinned", "host", "lmdb" or "s3"'
-        )
-    if spec.size_bytes < SIZE_BYTES_MIN:
+    if spec.kind not in KINDS:
+        known = ", ".join(f'"{kind}"' for kind in KINDS)
+        raise TierError(f'[mlc] tiers: kind "{spec.kind}" is not known: use one of {known}')
+    if spec.kind != "remote" and spec.size_bytes < SIZE_BYTES_MIN:
         raise TierError(
             f"[mlc] tiers: size of the {spec.kind} tier is {spec.size_bytes} octets: give at"
             f" least {SIZE_BYTES_MIN}"
@@ -130,8 +145,11 @@ def _check(spec: TierSpec) -> None:
         raise TierError("[mlc] tiers: the s3 tier has no bucket: give the name of one that exists")
 
 
-def _open(spec: TierSpec, clock: Callable[[], float]) -> Tier:
+def _open(spec: TierSpec, client: Client | None, clock: Callable[[], float]) -> Tier:
     share = spec.scope_bytes_max
+    if spec.base is not None:
+        assert client is not None, "given wherever there is a remote tier"
+        return RemoteTier(client, spec.base, clock=clock)
     if spec.place is not None:
         return _open_s3(spec.place, spec, clock)
     if spec.path is not None:

@@ -13,6 +13,10 @@ from sdcpd.protocol.limits import UINT_MAX
 from sdcpd.protocol.problems import Malformed, PlainProblem
 from sdcpd.transport.http import Request
 
+HOP = "sdcp-tier"
+"""Says that another cache asks for a tier of its own."""
+AFTER = "sdcp-after"
+"""Names what an object continues, as Entry.after does."""
 OCTET_STREAM = "application/octet-stream"
 LEASE_MS_MAX = 24 * 3600 * 1000  # a day: a session is long over, so more is a mistake
 MEDIA_TYPE_CHARS_MAX = 255
@@ -24,6 +28,7 @@ _ONE_ETAG = re.compile(_ETAG)
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(?:[ \t]*;[\x20-\x7e]*)?")
 _RANGE = re.compile(r"bytes=[ \t]*(\d{0,20})-(\d{0,20})[ \t]*", re.ASCII | re.IGNORECASE)
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,20})-(\d{1,20})/\*", re.ASCII | re.IGNORECASE)
+_NAME = re.compile(r"[\x21-\x7e]{1,255}")
 _LEASE = re.compile(r"\d{1,15}", re.ASCII)
 
 
@@ -79,6 +84,14 @@ def lease_s(request: Request) -> float | None:
     if _LEASE.fullmatch(value) is None or int(value) > LEASE_MS_MAX:
         raise Malformed(f"sdcp-lease is not a number of milliseconds up to {LEASE_MS_MAX}")
     return int(value) / 1000
+
+
+def after(request: Request) -> str:
+    """Return the name in SDCP-After, empty if absent."""
+    value = field(request, AFTER) or ""
+    if value and _NAME.fullmatch(value) is None:
+        raise Malformed(f"{AFTER} is not the name of an object")
+    return value
 
 
 def media_type(request: Request) -> str | None:

@@ -15,7 +15,18 @@ from sdcpd.protocol.problems import (
 from sdcpd.transport.http import Headers, Request, Response
 from tiers.api import Entry, Key, Tier, TierFull, entry_of
 from tiers.coding import WORTH, ZSTD, BadCoding, DecodedTooLarge, decoded
-from tiers.http_fields import OCTET_STREAM, accepts, field, lease_s, media_type, tags
+from tiers.http_fields import (
+    AFTER,
+    HOP,
+    OCTET_STREAM,
+    accepts,
+    after,
+    field,
+    lease_s,
+    media_type,
+    tags,
+)
+from tiers.remote import asked_by_a_tier
 from tiers.representation import representation
 from tiers.stack import KeyLocks
 
@@ -37,6 +48,12 @@ class ObjectResource:
 
     async def handle(self, key: Key, request: Request) -> Response:
         """Answer a request that is authorized and of a known method; raises Problem."""
+        if field(request, HOP) is None:
+            return await self._handle(key, request)
+        with asked_by_a_tier():
+            return await self._handle(key, request)
+
+    async def _handle(self, key: Key, request: Request) -> Response:
         match request.method:
             case "GET" | "HEAD":
                 return await self._get(key, request)
@@ -52,6 +69,8 @@ class ObjectResource:
         if entry is None:
             raise NotFound("no such object, or it has gone")
         vary: Headers = (("vary", "accept-encoding"),)
+        if entry.after:
+            vary = ((AFTER, entry.after), *vary)
         # A range is one of the decoded octets, whatever the client can decode.
         if entry.coding and field(request, "range") is None and accepts(request, entry.coding):
             data, etag = bytes(entry.data), _tag_of_coded(entry)
@@ -83,14 +102,15 @@ class ObjectResource:
         """The object of a PUT, decoded, and as it is kept: coded where that is smaller."""
         kind = media_type(request) or OCTET_STREAM
         if _coding(request) != ZSTD:
-            return request.body, entry_of(request.body, media_type=kind)
+            entry = entry_of(request.body, media_type=kind)
+            return request.body, replace(entry, after=after(request))
         try:
             dense = await decoded(request.body, bytes_max=self._bytes_max)
         except DecodedTooLarge as error:
             raise TooLarge(f"an object has at most {self._bytes_max} octets") from error
         except BadCoding as error:
             raise Malformed(str(error)) from error
-        entry = entry_of(dense, media_type=kind)
+        entry = replace(entry_of(dense, media_type=kind), after=after(request))
         if len(request.body) < WORTH * len(dense):
             entry = replace(entry, data=request.body, coding=ZSTD)
         return dense, entry

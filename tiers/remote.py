@@ -45,17 +45,29 @@ class RemoteTier:
     """Keeps KV below the base URI of another instance; the client belongs to its maker."""
 
     def __init__(
-        self, client: Client, base: str, *, clock: Callable[[], float] = time.monotonic
+        self,
+        client: Client,
+        base: str,
+        *,
+        kinds: tuple[str, ...] = KINDS,
+        object_bytes_min: int = OBJECT_BYTES_MIN,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`kinds` are what the names of objects that are taken begin with."""
         self._client = client
         self._base = base.rstrip("/")
+        self._kinds, self._object_bytes_min = kinds, object_bytes_min
         self._pause = Pause(clock)
         self._tags: OrderedDict[Key, str] = OrderedDict()
         self._hits = self._misses = self._corrupt = self._failures = 0
 
     def takes(self, key: Key, entry: Entry, *, lease_s: float) -> bool:
         """Whether a put of that kind is taken at all."""
-        return lease_s == 0 and _is_kv(key) and len(entry.data) >= OBJECT_BYTES_MIN
+        return (
+            lease_s == 0
+            and key.name.startswith(self._kinds)
+            and len(entry.data) >= self._object_bytes_min
+        )
 
     async def superseded(self, key: Key, entry: Entry, *, lease_s: float) -> None:
         """Learn what the key holds from now on, which a tier above has taken."""
@@ -64,7 +76,7 @@ class RemoteTier:
 
     async def get(self, key: Key) -> Entry | None:
         entry = None
-        if _is_kv(key):
+        if key.name.startswith(self._kinds):
             answer = await self._call("GET", key, timeout_s=TRANSFER_S)
             if answer is not None and answer.status == 200:
                 entry = self._checked(key, answer)
@@ -95,18 +107,18 @@ class RemoteTier:
 
     async def delete(self, key: Key) -> None:
         self._tags.pop(key, None)
-        if _is_kv(key):
+        if key.name.startswith(self._kinds):
             await self._call("DELETE", key)
 
     async def renew(self, key: Key, lease_s: float) -> bool:
-        if not _is_kv(key):
+        if not key.name.startswith(self._kinds):
             return False
         lease = (("sdcp-lease", str(round(1000 * lease_s))),)
         answer = await self._call("POST", key, headers=lease)
         return answer is not None and answer.status == 204
 
     async def holds(self, key: Key) -> bool:
-        answer = await self._call("HEAD", key) if _is_kv(key) else None
+        answer = await self._call("HEAD", key) if key.name.startswith(self._kinds) else None
         return answer is not None and answer.status == 200
 
     def stats(self) -> TierStats:
@@ -184,7 +196,3 @@ def path_of(key: Key) -> str:
     if scope.startswith("."):
         scope = scope[1:].replace(".", "_")
     return f"{scope}/{key.name}"
-
-
-def _is_kv(key: Key) -> bool:
-    return key.name.startswith(KINDS)

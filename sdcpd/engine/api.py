@@ -122,6 +122,10 @@ class TargetEngine(Protocol):
     def kv_octets(self, tokens: int) -> int:
         """Octets of the KV of that many tokens, without an object's header."""
 
+    async def check_rows(self, octets: bytes, tokens: Sequence[int]) -> None:
+        """Raise BadProposal unless a q_rows object can be what the tokens came from (D-P11)."""
+        ...
+
     async def score(self, work: Score) -> Scored:
         """Score one proposal; raises EngineError (nothing has changed then)."""
 

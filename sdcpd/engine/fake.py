@@ -142,6 +142,10 @@ class FakeTarget:
         good = len(covered) == count and kv.startswith(kv_prefix_hash(covered))
         return count if good else 0
 
+    async def check_rows(self, octets: bytes, tokens: Sequence[int]) -> None:
+        """See TargetEngine."""
+        check_rows(octets, self.info.vocab, tokens)
+
     async def score(self, work: Score) -> Scored:
         """See TargetEngine."""
         self.scored.append(work)

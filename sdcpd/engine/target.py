@@ -13,6 +13,7 @@ from sdcpd.engine.api import EngineInfo, Prefix, Score, Scored
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_blocks import decode_blocks, read_blocks
 from sdcpd.engine.kv_object import KvKind, KvRows, decode_kv, encode_kv
+from sdcpd.engine.rows import check_rows
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 from sdcpd.engine.worker import Worker
 
@@ -144,6 +145,10 @@ class LlamaTarget:
     def kv_octets(self, tokens: int) -> int:
         """See TargetEngine."""
         return self._kind.octets(tokens)
+
+    async def check_rows(self, octets: bytes, tokens: Sequence[int]) -> None:
+        """See TargetEngine."""
+        await check_rows(octets, self.info.vocab, tokens)
 
     async def score(self, work: Score) -> Scored:
         """See TargetEngine."""

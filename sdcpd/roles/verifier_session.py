@@ -12,7 +12,6 @@ from functools import partial
 import anyio
 
 from sdcpd.engine.api import ContextFull, EngineError, Prefix, Score, TargetEngine
-from sdcpd.protocol.acceptance import check_rows
 from sdcpd.protocol.commit_log import CommitRecord
 from sdcpd.protocol.messages import Message, SessionOpen, SessionState, Verdict
 from sdcpd.protocol.problems import BadProposal, Problem, QUnavailable, StaleEpoch
@@ -284,7 +283,7 @@ class ServedSession:
                 scope=self.machine.contract.scope,
                 octets_max=4 * vocab * len(action.tokens),
             )
-            check_rows(octets, vocab, action.tokens)
+            await self._context.engine.check_rows(octets, action.tokens)
         except ObjectTooLarge as e:
             self.step(RowsReady(action.work, None, BadProposal(f"q_rows: {e}")))
         except (NotTrusted, ObjectGone, TransportError) as e:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdcpd.engine import rows as in_arrays
 from sdcpd.protocol import acceptance
 from sdcpd.protocol.acceptance import Acceptance
 from sdcpd.protocol.messages import Sampling
@@ -115,18 +117,45 @@ def test_da6_verifier_random(entry: dict[str, Any]) -> None:
     assert value == entry["value"] == float.fromhex(entry["value_hex"])
 
 
+@pytest.mark.parametrize("check", [acceptance.check_rows, in_arrays.check])
 @named(RULE2["q_rows_refuse"])
-def test_dp11_invalid_rows_are_refused(entry: dict[str, Any]) -> None:
+def test_dp11_invalid_rows_are_refused(entry: dict[str, Any], check: Callable[..., Any]) -> None:
     with pytest.raises(BadProposal) as raised:
-        acceptance.check_rows(bytes.fromhex(entry["q_rows"]), entry["V"], entry["tokens"])
+        check(bytes.fromhex(entry["q_rows"]), entry["V"], entry["tokens"])
     assert (raised.value.status, raised.value.type) == (entry["status"], entry["type"])
 
 
 @named(RULE2["q_rows_accept"])
 def test_dp11_valid_rows_are_taken_as_published(entry: dict[str, Any]) -> None:
-    rows = acceptance.check_rows(bytes.fromhex(entry["q_rows"]), entry["V"], entry["tokens"])
-    assert len(rows) == len(entry["tokens"])
-    assert all(row[token] > 0 for row, token in zip(rows, entry["tokens"], strict=True))
+    octets = bytes.fromhex(entry["q_rows"])
+    found = acceptance.check_rows(octets, entry["V"], entry["tokens"])
+    assert len(found) == len(entry["tokens"])
+    assert all(row[token] > 0 for row, token in zip(found, entry["tokens"], strict=True))
+    in_arrays.check(octets, entry["V"], entry["tokens"])
+
+
+@given(
+    st.lists(
+        st.sampled_from([0.0, -0.0, 0.25, 0.5, 1.0, 1e-45, -1e-45, math.nan, math.inf, 3e38]),
+        min_size=6,
+        max_size=6,
+    ),
+    st.lists(st.integers(0, 3), min_size=2, max_size=2),
+)
+def test_dp11_arrays_decide_as_the_reference(values: list[float], tokens: list[int]) -> None:
+    """Two rows of three values, good and bad."""
+    octets = struct.pack("<6f", *values)
+
+    def refusal(check: Callable[..., object]) -> str | None:
+        try:
+            check(octets, 3, tokens)
+        except BadProposal as problem:
+            return str(problem)
+        return None
+
+    told = refusal(acceptance.check_rows)
+    # Where both rows are at fault, which is told first differs.
+    assert (refusal(in_arrays.check) is None) == (told is None)
 
 
 @named(DISTRIBUTION["cases"])

@@ -40,7 +40,7 @@ class Entry:
     after: str = ""
 
 
-def entry_of(data: bytes, *, media_type: str) -> Entry:
+def entry_of(data: Octets, *, media_type: str) -> Entry:
     """Return an entry whose tag is a function of its octets."""
     return Entry(data, f'"{xxhash.xxh3_128_hexdigest(data)}-{len(data)}"', media_type)
 

@@ -1,4 +1,4 @@
-"""`Content-Encoding: zstd` of objects (RFC 8878, D-Z4).
+"""Content codings of objects: zstd (RFC 8878, D-Z4), and one for sparse rows (sparse.py).
 
 Rows of a truncated distribution are nearly all zeros, so an object of megabytes travels and rests
 as kilobytes. The object is the decoded octets: its tag, its size and every limit are theirs.
@@ -10,15 +10,25 @@ import asyncio
 
 import zstandard
 
+from sdcpd.protocol import sparse
+from tiers.api import Octets
+
 ZSTD = "zstd"
+SPARSE = "sdcp-sparse-f32"
+CODINGS = (SPARSE, ZSTD)
+"""All that are decoded here, best first."""
 LEVEL = 1
 # What a frame may make its decoder keep; RFC 8878 section 3.1.1.1.2 recommends 8 MiB.
 WINDOW_BYTES_MAX = 8 << 20
-# What is not smaller by a tenth at least is not worth decoding again.
-WORTH = 0.9
+# On a fast network coding takes as long as what it saves, unless it saves much.
+WORTH = 0.7
 SAMPLE_BYTES = 64 << 10
 # More takes longer than a hop to another thread and back.
 INLINE_BYTES_MAX = 256 << 10
+SPARSE_INLINE_BYTES_MAX = 8 << 20
+SPARSE_CODED_INLINE_BYTES_MAX = 32 << 10
+# 64 rows of the largest vocabularies: a few octets may stand for so many, and no more.
+SPARSE_BYTES_MAX = 64 << 20
 
 
 class BadCoding(Exception):
@@ -67,11 +77,29 @@ async def encoded(data: bytes) -> bytes | None:
     return encode(data) if len(data) <= INLINE_BYTES_MAX else await asyncio.to_thread(encode, data)
 
 
-async def decoded(coded: bytes, *, bytes_max: int) -> bytes:
-    """As `decode`; what may be large is decoded beside the event loop."""
+async def decoded(coded: bytes, coding: str, *, bytes_max: int) -> Octets:
+    """The octets of one of CODINGS; raises BadCoding or DecodedTooLarge.
+
+    What may take long is decoded beside the event loop.
+    """
+    if coding == SPARSE:
+        return await _decoded_sparse(coded, bytes_max=bytes_max)
     if bytes_max <= INLINE_BYTES_MAX:
         return decode(coded, bytes_max=bytes_max)
     return await asyncio.to_thread(decode, coded, bytes_max=bytes_max)
+
+
+async def _decoded_sparse(coded: bytes, *, bytes_max: int) -> Octets:
+    bytes_max = min(bytes_max, SPARSE_BYTES_MAX)
+    try:
+        light = sparse.decoded_bytes(coded) <= SPARSE_INLINE_BYTES_MAX
+        if light and len(coded) <= SPARSE_CODED_INLINE_BYTES_MAX:
+            return sparse.decode(coded, bytes_max=bytes_max)
+        return await asyncio.to_thread(sparse.decode, coded, bytes_max=bytes_max)
+    except sparse.SparseTooLarge as error:
+        raise DecodedTooLarge(str(error)) from error
+    except sparse.BadSparse as error:
+        raise BadCoding(f"the octets are no sparse rows: {error}") from error
 
 
 def _holds_more(decoder: zstandard.ZstdDecompressor, coded: bytes, bytes_max: int) -> bool:

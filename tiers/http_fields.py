@@ -112,7 +112,8 @@ def essence(value: str | None) -> str | None:
 def accepts(request: Request, coding: str) -> bool:
     """Tell whether Accept-Encoding allows a coding (RFC 9110 Section 12.5.3); none does if absent.
 
-    A client that says nothing takes any by the letter, and cannot decode by experience.
+    A client that says nothing takes any by the letter, and cannot decode by experience; nor can one
+    that says `*` decode what is private to us.
     """
     found = False
     for part in (field(request, "accept-encoding") or "").lower().split(","):
@@ -121,7 +122,7 @@ def accepts(request: Request, coding: str) -> bool:
         wanted = all(weight.strip("0.") for weight in weights)
         if name == coding:
             return wanted
-        found = found or (name == "*" and wanted)
+        found = found or (name == "*" and wanted and not coding.startswith("sdcp-"))
     return found
 
 

@@ -13,8 +13,8 @@ from sdcpd.protocol.problems import (
     UnsupportedMediaType,
 )
 from sdcpd.transport.http import Headers, Request, Response
-from tiers.api import Entry, Key, Tier, TierFull, entry_of
-from tiers.coding import WORTH, ZSTD, BadCoding, DecodedTooLarge, decoded
+from tiers.api import Entry, Key, Octets, Tier, TierFull, entry_of
+from tiers.coding import CODINGS, WORTH, BadCoding, DecodedTooLarge, decoded
 from tiers.http_fields import (
     AFTER,
     HOP,
@@ -31,7 +31,7 @@ from tiers.representation import representation
 from tiers.stack import KeyLocks
 
 IDENTITY = "identity"
-CODINGS = (ZSTD, IDENTITY)
+TAKEN = (*CODINGS, IDENTITY)
 METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS")
 RETRY_AFTER_S = 1.0  # leases of rows end with their round
 
@@ -98,21 +98,22 @@ class ObjectResource:
         location = f"{self._base_path}/objects/{key.scope}/{key.name}"
         return Response(201, (("etag", entry.etag), ("location", location)))
 
-    async def _entry(self, request: Request) -> tuple[bytes, Entry]:
+    async def _entry(self, request: Request) -> tuple[Octets, Entry]:
         """The object of a PUT, decoded, and as it is kept: coded where that is smaller."""
         kind = media_type(request) or OCTET_STREAM
-        if _coding(request) != ZSTD:
+        coding = _coding(request)
+        if coding == IDENTITY:
             entry = entry_of(request.body, media_type=kind)
             return request.body, replace(entry, after=after(request))
         try:
-            dense = await decoded(request.body, bytes_max=self._bytes_max)
+            dense = await decoded(request.body, coding, bytes_max=self._bytes_max)
         except DecodedTooLarge as error:
             raise TooLarge(f"an object has at most {self._bytes_max} octets") from error
         except BadCoding as error:
             raise Malformed(str(error)) from error
         entry = replace(entry_of(dense, media_type=kind), after=after(request))
         if len(request.body) < WORTH * len(dense):
-            entry = replace(entry, data=request.body, coding=ZSTD)
+            entry = replace(entry, data=request.body, coding=coding)
         return dense, entry
 
     async def _dense(self, entry: Entry) -> bytes:
@@ -120,7 +121,8 @@ class ObjectResource:
         if not entry.coding:
             return bytes(entry.data)
         try:
-            return await decoded(bytes(entry.data), bytes_max=self._bytes_max)
+            data = bytes(entry.data)
+            return bytes(await decoded(data, entry.coding, bytes_max=self._bytes_max))
         except (BadCoding, DecodedTooLarge) as error:
             # It was decoded when it came, under a limit that may have been another then.
             raise NotFound(f"the object can no longer be decoded: {error}") from error
@@ -135,10 +137,10 @@ class ObjectResource:
 
     def _checked(self, request: Request) -> float | None:
         """Check all that does not depend on what is stored; returns the lease."""
-        if _coding(request) not in CODINGS:
+        if _coding(request) not in TAKEN:
             raise UnsupportedMediaType(
-                f"objects may come with the content codings {', '.join(CODINGS)}",
-                headers={"accept-encoding": ", ".join(CODINGS)},
+                f"objects may come with the content codings {', '.join(TAKEN)}",
+                headers={"accept-encoding": ", ".join(TAKEN)},
             )
         if len(request.body) > self._bytes_max:
             raise TooLarge(f"an object has at most {self._bytes_max} octets")

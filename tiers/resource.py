@@ -84,7 +84,7 @@ class MlcResource:
         self._check(request, "object", object_resource.METHODS)
         if request.method == "OPTIONS":
             allow = ("allow", ", ".join(object_resource.METHODS))
-            return Response(204, (allow, ("accept-encoding", ", ".join(object_resource.CODINGS))))
+            return Response(204, (allow, ("accept-encoding", ", ".join(object_resource.TAKEN))))
         return await self._objects.handle(key, request)
 
     async def _log(self, logs: LogResource, request: Request) -> Response:

@@ -79,7 +79,7 @@ def draw_from(weights: torch.Tensor, u: float) -> int:
     return int(torch.nonzero(weights > 0).max())
 
 
-def rows_tensor(q_rows: bytes, vocab: int) -> torch.Tensor:
+def rows_tensor(q_rows: bytes | memoryview, vocab: int) -> torch.Tensor:
     """Dense binary32 rows [M, V] of a q_rows object that was checked before (D-P11)."""
     count = len(q_rows) // (4 * vocab)
     return torch.frombuffer(bytearray(q_rows), dtype=torch.float32).view(count, vocab)
@@ -127,8 +127,3 @@ def accept(scores: torch.Tensor, work: Score) -> Scored:
         return _race(scores, work, work.sampling.seed)
     assert work.draw is not None, "rule 2 draws random values"
     return _rejection(scores, work, work.draw)
-
-
-def pack_rows(rows: torch.Tensor) -> bytes:
-    """The octets of a q_rows object: binary32 little-endian, row after row (section 5.2)."""
-    return bytes(rows.float().cpu().contiguous().numpy().astype("<f4").tobytes())

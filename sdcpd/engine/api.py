@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sdcpd.protocol.messages import Sampling
+from sdcpd.protocol.sparse import SparseRows
 
 KV_BLOCK_TOKENS = 64
 """Tokens of a block of KV: a later prompt that begins alike is spared a multiple of it."""
@@ -55,7 +56,7 @@ class Score:
     """Committed output tokens before this round; rule 200 derives its noise from it."""
     draw: Draw | None = None
     """Rule 2 only."""
-    q_rows: bytes | None = None
+    q_rows: bytes | memoryview | None = None
     """Rule 2 only: M rows of V binary32, little-endian."""
 
 
@@ -122,7 +123,7 @@ class TargetEngine(Protocol):
     def kv_octets(self, tokens: int) -> int:
         """Octets of the KV of that many tokens, without an object's header."""
 
-    async def check_rows(self, octets: bytes, tokens: Sequence[int]) -> None:
+    async def check_rows(self, octets: bytes | memoryview, tokens: Sequence[int]) -> None:
         """Raise BadProposal unless a q_rows object can be what the tokens came from (D-P11)."""
         ...
 
@@ -157,7 +158,7 @@ class Draft:
     """Proposed tokens, under rule 2 with the rows they were sampled from."""
 
     tokens: tuple[int, ...]
-    q_rows: bytes | None = None
+    q_rows: bytes | SparseRows | None = None
     seconds: float = 0.0
     reused: int = 0
     """Tokens whose KV was loaded from the blocks given."""

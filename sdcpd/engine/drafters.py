@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from array import array
 from collections.abc import Sequence
 
 import torch
 
-from sdcpd.engine.accept import distribution, draw_from, greedy, pack_rows, winner
+from sdcpd.engine.accept import distribution, draw_from, greedy, winner
 from sdcpd.engine.api import Draft, DraftWork, EngineInfo
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_blocks import decode_blocks, read_blocks
@@ -17,6 +18,7 @@ from sdcpd.engine.kv_object import KvKind, KvRows
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 from sdcpd.engine.worker import Worker
 from sdcpd.protocol.messages import Sampling
+from sdcpd.protocol.sparse import SparseRows
 
 ROW_TOKENS_MAX = 64
 """Under rule 2 the drafter samples from its own top 64: any q is exact (D-A9)."""
@@ -67,10 +69,18 @@ class _DraftJob:
         self._drafted.append(self._choose(self._fit(scores[0])))
         if len(self._drafted) < self._work.m:
             return False
-        rows = pack_rows(torch.stack(self._rows)) if self._rows else None
+        rows = self._sparse() if self._rows else None
         spent = time.perf_counter() - self._begin
         self.result = Draft(tuple(self._drafted), rows, spent, self._reused)
         return True
+
+    def _sparse(self) -> SparseRows:
+        places, values = array("I"), array("f")
+        for index, row in enumerate(self._rows):
+            there = torch.nonzero(row).flatten()
+            places.extend((there + index * len(row)).tolist())
+            values.extend(row[there].tolist())
+        return SparseRows(self._work.vocab, len(self._rows), places, values)
 
     def _fit(self, scores: torch.Tensor) -> torch.Tensor:
         """Cut or pad a row to the target's V (D-E6)."""

@@ -142,7 +142,7 @@ class FakeTarget:
         good = len(covered) == count and kv.startswith(kv_prefix_hash(covered))
         return count if good else 0
 
-    async def check_rows(self, octets: bytes, tokens: Sequence[int]) -> None:
+    async def check_rows(self, octets: bytes | memoryview, tokens: Sequence[int]) -> None:
         """See TargetEngine."""
         check_rows(octets, self.info.vocab, tokens)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from sdcpd.engine.api import Draft, DraftWork
+from sdcpd.protocol.sparse import SparseRows
 
 ORDERS = (4, 3, 2, 1)
 SESSIONS_MAX = 4096  # indexes kept; one is rebuilt from its tokens when needed again
@@ -66,7 +67,8 @@ class NgramDrafter:
         tokens = tuple(t if t < work.vocab else 0 for t in index.propose(work.m))
         rows = None
         if work.rule == 2:
-            rows = b"".join(_certain(token, work.vocab) for token in tokens)
+            places = array("I", (at * work.vocab + token for at, token in enumerate(tokens)))
+            rows = SparseRows(work.vocab, len(tokens), places, array("f", [1.0] * len(tokens)))
         return Draft(tokens, rows, time.perf_counter() - begin)
 
     async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
@@ -91,9 +93,3 @@ class NgramDrafter:
         while len(self._indexes) > SESSIONS_MAX:
             self._indexes.popitem(last=False)
         return index
-
-
-def _certain(token: int, vocab: int) -> bytes:
-    row = bytearray(4 * vocab)
-    struct.pack_into("<f", row, 4 * token, 1.0)
-    return bytes(row)

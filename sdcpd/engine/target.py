@@ -146,7 +146,7 @@ class LlamaTarget:
         """See TargetEngine."""
         return self._kind.octets(tokens)
 
-    async def check_rows(self, octets: bytes, tokens: Sequence[int]) -> None:
+    async def check_rows(self, octets: bytes | memoryview, tokens: Sequence[int]) -> None:
         """See TargetEngine."""
         await check_rows(octets, self.info.vocab, tokens)
 

@@ -157,14 +157,14 @@ def verifier_random(seed: int, session: bytes, round: int, i: int, purpose: int)
     return (int.from_bytes(octets[:7], "big") >> 3) / 2**53
 
 
-def check_rows(octets: bytes, vocab: int, tokens: Sequence[int]) -> list[Row]:
+def check_rows(octets: bytes | memoryview, vocab: int, tokens: Sequence[int]) -> list[Row]:
     """Return the M rows of a q_rows object, checked at every position; raises BadProposal (D-P11).
 
     V is `vocab`. Values are returned as published, not renormalised.
     """
     if len(octets) != _BINARY32_BYTES * vocab * len(tokens):
         raise BadProposal("q_rows has not one row for each proposed token")
-    values = array("f", octets)
+    values = array("f", bytes(octets))
     if sys.byteorder == "big":
         values.byteswap()
     rows: list[Row] = [values[k * vocab : (k + 1) * vocab] for k in range(len(tokens))]

@@ -235,7 +235,7 @@ class VerifierSession:
         if work is None or getattr(event, "work", None) != work.number:
             return  # work of an earlier authority, discarded with it
         match event:
-            case RowsReady(rows=bytes() as rows):
+            case RowsReady(rows=bytes() | memoryview() as rows):
                 self._score(work, rows)
             case RowsReady():
                 self._give_up(event.problem or QUnavailable("the rows cannot be had"), now)
@@ -399,7 +399,7 @@ class VerifierSession:
         self._work = Work(self._works, self.round + 1, propose)
         return self._work
 
-    def _score(self, work: Work, rows: bytes | None) -> None:
+    def _score(self, work: Work, rows: bytes | memoryview | None) -> None:
         self._phase = Phase.SCORING
         sampling = self._policies.profile(work.round)
         seed, round_ = sampling.seed, work.round

@@ -64,7 +64,7 @@ class RowsReady:
     """The q_rows of the round were fetched and checked, or why not."""
 
     work: int
-    rows: bytes | None
+    rows: bytes | memoryview | None
     problem: Problem | None = None
 
 
@@ -177,7 +177,7 @@ class ScoreRound:
     rule: int
     sampling: Sampling
     draw: Callable[[int, int], float]
-    q_rows: bytes | None
+    q_rows: bytes | memoryview | None
 
 
 @dataclass(frozen=True, slots=True)

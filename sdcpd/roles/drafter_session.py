@@ -34,6 +34,7 @@ from sdcpd.protocol.drafter_io import (
 )
 from sdcpd.protocol.messages import Output, Proposal, Status, Verdict
 from sdcpd.protocol.problems import ProblemDocument
+from sdcpd.protocol.sparse import SparseRows
 from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
 from sdcpd.roles.objects import LEASE_MS, ObjectGone, Objects
@@ -72,7 +73,7 @@ class DraftingSession:
         self.label = session_path_id(machine.session)
         self._vocab, self._context = vocab, context
         self._task: asyncio.Task[Any] | None = None
-        self._rows = b""
+        self._rows: bytes | SparseRows = b""
         self._find_kv = self._keep_kv = True
         self._leased: list[str] = []
         self._renewal: asyncio.Task[Any] | None = None
@@ -147,13 +148,17 @@ class DraftingSession:
     async def _publish(self, action: PublishRows) -> None:
         """Rows are pushed to the verifier's cache, so that they travel beside the proposal."""
         machine = self.machine
-        octets = self._rows[: 4 * self._vocab * action.count]
+        rows = self._rows
+        if isinstance(rows, SparseRows):
+            rows = rows.first(action.count)
+        else:
+            rows = rows[: 4 * self._vocab * action.count]
         scope = machine.assignment.contract.scope
         begin = time.monotonic()
         for base in (machine.assignment.verifier, self._context.base_uri):
             try:
                 reference = await self._context.objects.write(
-                    machine.session, scope, "q_rows", octets, base=base
+                    machine.session, scope, "q_rows", rows, base=base
                 )
             except (ObjectGone, TransportError) as e:
                 reason = str(e)

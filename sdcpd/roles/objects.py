@@ -7,9 +7,19 @@ from collections.abc import Callable, Sequence
 
 from sdcpd.protocol.codec import decode_tokens, encode_tokens
 from sdcpd.protocol.problems import Problem, Unavailable, Unprocessable
+from sdcpd.protocol.sparse import SparseRows
 from sdcpd.protocol.uris import cache_ref_trusted, join, session_path_id
 from sdcpd.transport.http import Client, Headers, Response, TransportError
-from tiers.coding import ZSTD, BadCoding, DecodedTooLarge, decoded, encoded
+from tiers.api import Octets
+from tiers.coding import (
+    CODINGS,
+    SPARSE,
+    ZSTD,
+    BadCoding,
+    DecodedTooLarge,
+    decoded,
+    encoded,
+)
 
 # Less is sent in a few packets, coded or not.
 CODED_OCTETS_MIN = 16 << 10
@@ -45,8 +55,8 @@ class Objects:
         self._bases = tuple(bases)
         self._own = own
         self._is_near = is_near
-        self._takes_zstd: dict[str, bool] = {}
-        """What caches said of it, by origin (D-Z4)."""
+        self._taken: dict[str, frozenset[str]] = {}
+        """The content codings that caches take, by origin (D-Z4)."""
 
     def trusted(self, reference: str, scope: bytes | None) -> bool:
         """Whether a reference may be fetched for a session of that scope."""
@@ -54,11 +64,11 @@ class Objects:
 
     async def fetch(
         self, reference: str, *, scope: bytes | None, octets_max: int, timeout_s: float = FETCH_S
-    ) -> bytes:
+    ) -> Octets:
         """Get an object; raises NotTrusted, ObjectGone, ObjectTooLarge or TransportError."""
         if not self.trusted(reference, scope):
             raise NotTrusted(f"{reference} is not in a trusted cache of the session's scope")
-        accept = (("accept-encoding", ZSTD),)
+        accept = (("accept-encoding", ", ".join(CODINGS)),)
         response = await self._client.request("GET", reference, headers=accept, timeout_s=timeout_s)
         if response.status != 200:
             raise ObjectGone(f"the cache answered {response.status}")
@@ -72,7 +82,7 @@ class Objects:
         """Get a token array; raises Unprocessable or Unavailable as D-O8 asks."""
         try:
             octets = await self.fetch(reference, scope=scope, octets_max=octets_max)
-            return decode_tokens(octets)
+            return decode_tokens(bytes(octets))
         except (NotTrusted, ObjectGone) as e:
             raise Unprocessable(f"a cache reference of the session cannot be used: {e}") from e
         except TransportError as e:
@@ -85,14 +95,14 @@ class Objects:
         session: bytes,
         scope: bytes | None,
         kind: str,
-        octets: bytes,
+        octets: bytes | SparseRows,
         *,
         base: str | None = None,
     ) -> str:
         """Write an object under a fresh name, leased; returns its reference.
 
-        `base` is another role's cache (rows travel to the verifier's); raises ObjectGone or
-        TransportError.
+        `base` is another role's cache (rows travel to the verifier's). Sparse rows stand for their
+        octets. Raises ObjectGone or TransportError.
         """
         segment = session_path_id(scope or session)
         name = f"{kind}.{session_path_id(session)}.{secrets.token_urlsafe(9)}"
@@ -106,7 +116,7 @@ class Objects:
     async def put(
         self,
         reference: str,
-        octets: bytes,
+        octets: bytes | SparseRows,
         *,
         media_type: str = "application/octet-stream",
         lease_ms: int | None = LEASE_MS,
@@ -125,21 +135,26 @@ class Objects:
         if not 200 <= response.status < 300:
             raise ObjectGone(f"the cache answered {response.status} to a write")
 
-    async def _coded(self, reference: str, octets: bytes) -> tuple[bytes, Headers]:
+    async def _coded(self, reference: str, octets: bytes | SparseRows) -> tuple[bytes, Headers]:
         """An object as it travels: coded where that is smaller and its cache takes it."""
+        if isinstance(octets, SparseRows):
+            if octets.is_small and SPARSE in await self._codings(reference):
+                return octets.coded(), (("content-encoding", SPARSE),)
+            octets = bytes(octets.dense())
         if len(octets) < CODED_OCTETS_MIN or self._is_near(reference):
             return octets, ()
-        origin = "/".join(reference.split("/", 3)[:3])
-        if origin not in self._takes_zstd:
-            self._takes_zstd[origin] = await self._offers_zstd(reference)
-        coded = await encoded(octets) if self._takes_zstd[origin] else None
+        coded = await encoded(octets) if ZSTD in await self._codings(reference) else None
         return (octets, ()) if coded is None else (coded, (("content-encoding", ZSTD),))
 
-    async def _offers_zstd(self, reference: str) -> bool:
-        """What a cache answers to OPTIONS; raises TransportError."""
-        answer = await self._client.request("OPTIONS", reference, timeout_s=FETCH_S)
-        offered = (answer.header("accept-encoding") or "").lower().split(",")
-        return 200 <= answer.status < 300 and ZSTD in (one.strip() for one in offered)
+    async def _codings(self, reference: str) -> frozenset[str]:
+        """Those that a cache takes, by its answer to OPTIONS; raises TransportError."""
+        origin = "/".join(reference.split("/", 3)[:3])
+        if origin not in self._taken:
+            answer = await self._client.request("OPTIONS", reference, timeout_s=FETCH_S)
+            offered = (answer.header("accept-encoding") or "").lower().split(",")
+            known = frozenset(one.strip() for one in offered)
+            self._taken[origin] = known if 200 <= answer.status < 300 else frozenset()
+        return self._taken[origin]
 
     async def exists(self, reference: str) -> bool:
         """Whether the cache has an object; raises TransportError."""
@@ -157,15 +172,15 @@ class Objects:
         )
 
 
-async def _plain(response: Response, octets_max: int) -> bytes:
+async def _plain(response: Response, octets_max: int) -> Octets:
     """The object of an answer, decoded; raises ObjectGone or ObjectTooLarge."""
     coding = (response.header("content-encoding") or "identity").lower()
     if coding == "identity":
         return response.body
-    if coding != ZSTD:
+    if coding not in CODINGS:
         raise ObjectGone(f'the cache sent the content coding "{coding[:40]}", which was not asked')
     try:
-        return await decoded(response.body, bytes_max=octets_max)
+        return await decoded(response.body, coding, bytes_max=octets_max)
     except DecodedTooLarge as error:
         raise ObjectTooLarge(f"the object is larger than {octets_max} octets") from error
     except BadCoding as error:

@@ -60,12 +60,13 @@ class TargetKv:
             return None
         octets_max = self._engine.kv_octets(tokens) + HEADER_OCTETS_MAX
         try:
-            return await self._objects.fetch(
+            octets = await self._objects.fetch(
                 reference, scope=scope, octets_max=octets_max, timeout_s=LOAD_S
             )
         except (NotTrusted, ObjectGone, TransportError) as e:
             log.info("KV is computed, not loaded: %s", e)
             return None
+        return bytes(octets)
 
     def wanted(self, prompt_length: int) -> bool:
         """Whether the KV of a prompt of so many tokens is to be published."""

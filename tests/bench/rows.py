@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import multiprocessing
 import statistics
 import tempfile
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -30,6 +32,7 @@ from sdcpd.protocol.contract import contract_digest
 from sdcpd.protocol.digest import prefix_digest0
 from sdcpd.protocol.drafter import DrafterSettings
 from sdcpd.protocol.messages import Assignment, Message, Rule, Sampling, SessionOpen
+from sdcpd.protocol.sparse import SparseRows
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.roles.drafter import Drafter, DrafterConfig
@@ -70,7 +73,7 @@ class Files:
 class NullTarget(FakeTarget):
     """Accepts everything at once."""
 
-    async def check_rows(self, octets: bytes, tokens: Sequence[int]) -> None:
+    async def check_rows(self, octets: bytes | memoryview, tokens: Sequence[int]) -> None:
         """As a real engine does."""
         await check_rows(octets, VOCAB, tokens)
 
@@ -82,7 +85,7 @@ class NullTarget(FakeTarget):
 class NullDrafter(FakeDrafter):
     """Proposes the same at once, and notes when it was asked."""
 
-    def __init__(self, rows: bytes | None) -> None:
+    def __init__(self, rows: bytes | SparseRows | None) -> None:
         super().__init__(FakeModel(vocab=VOCAB))
         self.asked: list[float] = []
         self._rows = rows
@@ -137,6 +140,7 @@ async def serve(files: Files, base: str, told: Connection) -> None:
 
 def run_server(files: Files, base: str, told: Connection) -> None:
     """The process."""
+    logging.basicConfig(level=logging.WARNING)
     tuning.tune_process()
     uvloop.run(serve(files, base, told))
 
@@ -144,16 +148,18 @@ def run_server(files: Files, base: str, told: Connection) -> None:
 # ---- the drafter's process
 
 
-def sparse_rows() -> bytes:
+def sparse_rows() -> SparseRows:
     """What a drafter samples from: its 64 likeliest tokens."""
-    rows = np.zeros((M, VOCAB), dtype="<f4")
+    places, values = array("I"), array("f")
     chooser = np.random.default_rng(1)
-    for row, token in zip(rows, TOKENS, strict=True):
-        places = chooser.choice(VOCAB, 63, replace=False)
-        row[places] = chooser.random(63)
+    for index, token in enumerate(TOKENS):
+        row = np.zeros(VOCAB)
+        row[chooser.choice(VOCAB, 63, replace=False)] = chooser.random(63)
         row[token] = 1.0
-        row /= row.sum()
-    return rows.tobytes()
+        there = np.flatnonzero(row)
+        places.extend((there + index * VOCAB).tolist())
+        values.extend((row[there] / row.sum()).tolist())
+    return SparseRows(VOCAB, M, places, values)
 
 
 def dense_rows() -> bytes:
@@ -170,7 +176,11 @@ async def post(client: Client, method: str, uri: str, message: Message) -> None:
 
 
 async def rounds(
-    clients: dict[str, Client], base: str, session: bytes, rows: bytes | None, count: int
+    clients: dict[str, Client],
+    base: str,
+    session: bytes,
+    rows: bytes | SparseRows | None,
+    count: int,
 ) -> list[float]:
     """Seconds of each of so many rounds of one session."""
     info = NullTarget(FakeModel(vocab=VOCAB)).info
@@ -220,6 +230,7 @@ async def rounds(
     router = LoopbackClient(network, peer("router", "r0", ROUTER))
     await post(router, "POST", DRAFTER + "assignments", assignment)
     while len(engine.asked) <= count:
+        assert drafter.sessions, "the drafter has given up"
         await asyncio.sleep(0.01)
     await drafter.aclose()
     return [b - a for a, b in zip(engine.asked, engine.asked[1:], strict=False)]
@@ -230,7 +241,11 @@ async def measure(files: dict[str, Files], base: str, count: int) -> dict[str, f
     clients: dict[str, Client] = {
         name: HttpClient(files[name].identity(), transport="h2") for name in ("router", "drafter")
     }
-    kinds = {"rule 1": None, "top-k rows": sparse_rows(), "dense rows": dense_rows()}
+    kinds: dict[str, bytes | SparseRows | None] = {
+        "rule 1": None,
+        "top-k rows": sparse_rows(),
+        "dense rows": dense_rows(),
+    }
     times: dict[str, list[float]] = {name: [] for name in kinds}
     number = 0
     for _ in range(3):
@@ -248,6 +263,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60, help="of each session")
     count = parser.parse_args().rounds
+    logging.basicConfig(level=logging.WARNING)
     tuning.tune_process()
     with tempfile.TemporaryDirectory() as folder:
         kit = CertKit(Path(folder), trust_domain=DOMAIN)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from sdcpd.engine.api import Draft, DraftWork
 from sdcpd.engine.fake import FakeDrafter
@@ -23,9 +24,9 @@ V0, D0, D1 = "https://v0.test/", "https://d0.test/", "https://d1.test/"
 class WrongDrafter(FakeDrafter):
     """Proposes what the target would not write."""
 
-    async def draft(self, work: DraftWork) -> Draft:
+    async def draft(self, work: DraftWork, **options: Any) -> Draft:
         """The right tokens, each off by one."""
-        draft = await super().draft(work)
+        draft = await super().draft(work, **options)
         return Draft(tuple((token + 1) % work.vocab for token in draft.tokens))
 
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from sdcpd.engine.api import EngineInfo
+from sdcpd.engine.api import Draft, EngineInfo
 from sdcpd.engine.drafters import ModelDrafter
 from sdcpd.engine.load import ModelSettings, load_target
 from sdcpd.engine.model import LlamaModel
 from sdcpd.engine.runner import Runner
 from sdcpd.engine.weights import load_tensors, read_config
+from sdcpd.protocol.sparse import SparseRows
 from tests.kit.spied_target import Spied
 
 COMMON: dict[str, Any] = {
@@ -78,6 +79,12 @@ def drafter_of(directory: Path) -> ModelDrafter:
     runner = runner_of(directory)
     info = EngineInfo("tiny", b"m", b"t", runner.model.config.vocab, 512, "here", True)
     return ModelDrafter(runner, info, kv_octets_max=1 << 30)
+
+
+def dense(draft: Draft) -> bytes:
+    """The rows that a drafter sampled from, as the object that they are."""
+    assert isinstance(draft.q_rows, SparseRows)
+    return bytes(draft.q_rows.dense())
 
 
 def runner_of(directory: Path, dtype: torch.dtype = torch.float32) -> Runner:

@@ -14,7 +14,7 @@ from sdcpd.engine.api import DraftWork, Prefix
 from sdcpd.engine.drafters import ModelDrafter
 from sdcpd.protocol.acceptance import check_rows, draw_from, verifier_random
 from sdcpd.protocol.messages import Sampling
-from tests.engine.conftest import drafter_of
+from tests.engine.conftest import dense, drafter_of
 
 VOCAB, SEED = 160, 11
 Drawn = list[tuple[Sequence[float], int, bytes, int]]
@@ -36,8 +36,7 @@ async def drawn(drafter: ModelDrafter, rounds: int, **profile: int) -> Drawn:
     )
     found: Drawn = []
     for session, draft in zip(sessions, drafts, strict=True):
-        assert draft.q_rows is not None
-        rows = check_rows(draft.q_rows, VOCAB, draft.tokens)
+        rows = check_rows(dense(draft), VOCAB, draft.tokens)
         for i, (row, token) in enumerate(zip(rows, draft.tokens, strict=True), 1):
             found.append((row, token, session, i))
     return found

@@ -19,7 +19,7 @@ from sdcpd.engine.target import LlamaTarget
 from sdcpd.engine.weights import model_digest, read_config, weight_files
 from sdcpd.protocol.acceptance import check_rows
 from sdcpd.protocol.messages import Sampling
-from tests.engine.conftest import drafter_of
+from tests.engine.conftest import dense, drafter_of
 
 GREEDY = Sampling(temperature_milli=0)
 
@@ -144,8 +144,7 @@ async def test_a_draft_goes_on_from_what_was_accepted_alone(tiny: tuple[Any, Pat
     for kept, missed in ((2, 0), (0, 3), (3, 1), (1, 2), (0, 0)):
         draft = await used.draft(draft_work(2, Sampling(temperature_milli=1000), tokens))
         other = await fresh.draft(draft_work(2, Sampling(temperature_milli=1000), tokens))
-        assert draft.q_rows is not None and other.q_rows is not None
-        assert draft.q_rows[: 4 * 160] == other.q_rows[: 4 * 160]
+        assert dense(draft)[: 4 * 160] == dense(other)[: 4 * 160]
         fresh.forget(b"d" * 16)
         tokens += [*draft.tokens[:kept], (draft.tokens[kept] + 1) % 160, *range(missed)]
     await used.aclose()
@@ -156,8 +155,7 @@ async def test_rule_2_rows_are_the_distribution_sampled_from(tiny: tuple[Any, Pa
     """R-5.2-15, R-5.2-16: V values a row, q > 0 at each proposed token, top 64 at most."""
     drafter = drafter_of(tiny[1])
     draft = await drafter.draft(draft_work(2, Sampling(temperature_milli=1000), [9, 8, 7]))
-    assert draft.q_rows is not None
-    rows = check_rows(draft.q_rows, 160, draft.tokens)
+    rows = check_rows(dense(draft), 160, draft.tokens)
     assert all(sum(q > 0 for q in row) <= 64 for row in rows)
     await drafter.aclose()
 
@@ -171,8 +169,7 @@ async def test_ngram_drafter_copies_what_followed() -> None:
 async def test_ngram_rows_are_certain() -> None:
     """Rule 2 with a drafter that is sure: a one-hot row is sampled from exactly."""
     draft = await NgramDrafter().draft(draft_work(2, GREEDY, [1, 2, 1], m=2))
-    assert draft.q_rows is not None
-    rows = check_rows(draft.q_rows, 160, draft.tokens)
+    rows = check_rows(dense(draft), 160, draft.tokens)
     assert [list(row).index(1.0) for row in rows] == list(draft.tokens)
 
 

@@ -38,9 +38,9 @@ class TimedDrafter(FakeDrafter):
         """See DraftEngine."""
         self.forgotten.append(session)
 
-    async def draft(self, work: DraftWork) -> Draft:
+    async def draft(self, work: DraftWork, **options: Any) -> Draft:
         """See DraftEngine."""
-        draft = await super().draft(work)
+        draft = await super().draft(work, **options)
         return Draft(draft.tokens, draft.q_rows, self.token_s * len(draft.tokens))
 
 

@@ -147,7 +147,7 @@ async def test_what_cannot_be_decoded_or_is_too_much_is_refused(mlc: Mlc) -> Non
     assert await mlc.status("PUT", PATH, bomb, content_encoding="zstd") == 413
     assert await mlc.status("GET", PATH) == 404
     offered = await mlc("OPTIONS", PATH)
-    assert offered.header("accept-encoding") == "zstd, identity"
+    assert offered.header("accept-encoding") == "sdcp-sparse-f32, zstd, identity"
 
 
 async def test_a_restart_keeps_the_coding(tmp_path: Path) -> None:

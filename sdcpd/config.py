@@ -191,6 +191,8 @@ class MlcSection(Section):
     commit_log: Literal["lmdb", "etcd"] = "lmdb"
     log_path: Template = "/var/lib/sdcpd/{instance}/logs"
     log_size: Size = 16 << 30
+    log_retention: Duration = 3600.0
+    """How long a log is kept after its session has ended."""
     object_max: Size = 256 << 20
     scope_max: Percent = 100
     etcd: EtcdSection = EtcdSection()

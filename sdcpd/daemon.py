@@ -16,7 +16,14 @@ from sdcpd.config import Config
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.engines import draft_engine, target_engine, text_model
 from sdcpd.metrics import Metrics
-from sdcpd.parts import Instance, Parts, StartError, reason
+from sdcpd.parts import (
+    ENDED_BYTES_MAX,
+    SESSIONS_BYTES_MAX,
+    Instance,
+    Parts,
+    StartError,
+    reason,
+)
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.status import instance_name
 from sdcpd.transport.http1 import Http1Server
@@ -102,6 +109,7 @@ class Daemon:
     # ---- parts shared by the roles
 
     async def _start_router(self, instance: Instance, objects: Tier) -> None:
+        from sdcpd.roles.log_retention import LogRetention
         from sdcpd.roles.router import Router
 
         section = self._config.router
@@ -111,6 +119,7 @@ class Daemon:
         text = text_model(self._config)
         logs = await self._parts.logs(instance)
         mlc = self._parts.mlc(section.base_uri, objects, logs=logs)
+        log_path = instance.fill(self._config.mlc.log_path)
         router = Router(
             settings.router_config(self._config, tokenizer=text.digest),
             client=client,
@@ -122,10 +131,18 @@ class Daemon:
             ),
             peers=self._parts.peers,
             mlc=mlc,
-            records=self._parts.records(instance.fill(self._config.mlc.log_path)),
+            records=self._parts.records(log_path, "sessions", bytes_max=SESSIONS_BYTES_MAX),
         )
         self._parts.stack.push_async_callback(router.aclose)
         router.restore()
+        retention = LogRetention(
+            logs,
+            self._parts.records(log_path, "ended", bytes_max=ENDED_BYTES_MAX),
+            open_logs=router.open_logs,
+            retention_s=self._config.mlc.log_retention,
+        )
+        if self._config.mlc.commit_log == "lmdb":  # other routers' open sessions are not known yet
+            self._parts.run_until_closed(retention.run(), name="log retention")
         metrics = Metrics("router")
         await self._parts.serve(
             instance, router.listener, identity, base_uri=section.base_uri, metrics=metrics
@@ -139,7 +156,7 @@ class Daemon:
                 text,
                 api=self._api_uri(),
                 metrics=metrics,
-                logs=LogsAdmin(logs),
+                logs=LogsAdmin(logs, retention=retention),
             ),
         )
         await self._start_api(router, text)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from sdcpd import settings
@@ -30,13 +32,14 @@ from sdcpd.transport.loopback import LoopbackClient
 from sdcpd.transport.refusal_log import RefusalLog
 from sdcpd.transport.server import Server
 from sdcpd.transport.tls import TlsIdentity
-from tiers.api import LogStore, Tier
+from tiers.api import LogStore, Records, Tier
 from tiers.build import build_objects, open_etcd_logs, open_logs
 from tiers.lmdb_records import LmdbRecords
 from tiers.resource import MlcResource
 
 log = logging.getLogger("sdcpd")
-RECORDS_BYTES_MAX = 4 << 30  # of open sessions, mostly their prompts; the file is sparse
+SESSIONS_BYTES_MAX = 4 << 30  # of open sessions, mostly their prompts; the files are sparse
+ENDED_BYTES_MAX = 1 << 30  # of notes on logs whose sessions have ended, some 100 octets each
 
 
 class StartError(Exception):
@@ -185,13 +188,21 @@ class Parts:
             object_bytes_max=self.config.mlc.object_max,
         )
 
-    def records(self, logs: Path) -> LmdbRecords:
+    def records(self, logs: Path, name: str, *, bytes_max: int) -> Records:
         """What a router must find again after a restart, beside its logs; raises TierError."""
-        records = LmdbRecords(
-            logs / "sessions", map_bytes=RECORDS_BYTES_MAX, setting="[mlc] log_path"
-        )
+        records = LmdbRecords(logs / name, map_bytes=bytes_max, setting="[mlc] log_path")
         self.stack.push_async_callback(records.aclose)
         return records
+
+    def run_until_closed(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Run a task that has ended before anything is closed that was built before it."""
+        task = self.tasks.spawn(coroutine, name=name)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.wait([task])
+
+        self.stack.push_async_callback(end)
 
     def _authorize_mlc(self, request: Request, kind: str, write: bool) -> None:
         """Who may touch the cache (D-M11)."""

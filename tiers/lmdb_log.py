@@ -12,6 +12,7 @@ import errno
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from sdcpd.protocol.commit_log import Record
 from tiers.api import (
     LogAppend,
     LogContent,
+    LogEntry,
     LogError,
     LogHead,
     NotExtending,
@@ -63,6 +65,7 @@ class _Put:
 @dataclass(frozen=True, slots=True)
 class _Delete:
     log_id: str
+    if_match: str | None
 
 
 _Op = _Append | _Put | _Delete
@@ -134,9 +137,12 @@ class LmdbLogStore:
             outcomes.append(outcome)
         return outcomes
 
-    async def delete(self, log_id: str) -> None:
+    async def entries(self, *, after: str = "", count_max: int) -> Sequence[LogEntry]:
+        return await self._reading(partial(self._rows.entries, count_max=count_max), after)
+
+    async def delete(self, log_id: str, *, if_match: str | None = None) -> None:
         check_log_id(log_id)
-        outcome = (await self._write([_Delete(log_id)]))[0]
+        outcome = (await self._write([_Delete(log_id, if_match)]))[0]
         if isinstance(outcome, LogError):
             raise outcome
 
@@ -200,7 +206,9 @@ class LmdbLogStore:
                     return self._append(txn, item, records)
                 case _Put():
                     return self._put(txn, op)
-                case _Delete(log_id):
+                case _Delete(log_id, if_match):
+                    if if_match is not None:
+                        check_tag(_etag(self._rows.head_in(txn, log_id)), if_match=if_match)
                     self._rows.delete(txn, log_id)
                     return None
         except LogError as refusal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import lmdb
@@ -44,6 +44,17 @@ class LmdbRecords:
         try:
             with self._env.begin() as txn:
                 return {bytes(key): bytes(value) for key, value in txn.cursor()}
+        except lmdb.Error as error:
+            raise TierError(f"the records at {self._path} cannot be read: {error}") from error
+
+    async def keys_of_all(self) -> Set[bytes]:
+        """The keys stored here, without their values: nobody else writes to the directory."""
+        return await asyncio.to_thread(self._keys)
+
+    def _keys(self) -> Set[bytes]:
+        try:
+            with self._env.begin() as txn:
+                return {bytes(key) for key in txn.cursor().iternext(keys=True, values=False)}
         except lmdb.Error as error:
             raise TierError(f"the records at {self._path} cannot be read: {error}") from error
 

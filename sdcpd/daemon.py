@@ -16,14 +16,7 @@ from sdcpd.config import Config
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.engines import draft_engine, target_engine, text_model
 from sdcpd.metrics import Metrics
-from sdcpd.parts import (
-    ENDED_BYTES_MAX,
-    SESSIONS_BYTES_MAX,
-    Instance,
-    Parts,
-    StartError,
-    reason,
-)
+from sdcpd.parts import Instance, Parts, StartError, reason
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.status import instance_name
 from sdcpd.transport.http1 import Http1Server
@@ -44,28 +37,41 @@ class Daemon:
         self._config = config
         self._instances = instances
         self._parts = Parts(config)
+        self._parts.on_fatal = self._end
+        self._running: anyio.CancelScope
+        self._fatal: StartError | None = None
         self._ready = False
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT, which end a start as well; raises StartError."""
+        """Run until SIGTERM or SIGINT, which end a start as well.
+
+        Raises StartError, also where what runs can't go on.
+        """
         heard = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         # Heard to the end: a second signal must not cut short what the first has begun.
         with anyio.open_signal_receiver(*heard) as signals:
             async with self._parts.stack:
                 self._parts.stack.push_async_callback(self._parts.tasks.aclose)
-                with anyio.CancelScope() as running:
-                    self._parts.tasks.spawn(self._obey(signals, running), name="signals")
+                with anyio.CancelScope() as self._running:
+                    self._parts.tasks.spawn(self._obey(signals), name="signals")
                     await self._start_all()
                     await anyio.sleep_forever()
                 service.notify("STOPPING=1")
                 log.info("stopping")
+        if self._fatal is not None:
+            raise self._fatal
 
-    async def _obey(self, signals: AsyncIterator[int], running: anyio.CancelScope) -> None:
+    async def _obey(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
             if number == signal.SIGHUP:
                 self._reload()
             else:
-                running.cancel()
+                self._running.cancel()
+
+    def _end(self, why: str) -> None:
+        # With the status of what must be changed first: restarted, it would end somebody else.
+        self._fatal = StartError(why, status=78)
+        self._running.cancel()
 
     def _reload(self) -> None:
         # Before the start is over, READY=1 would say that it is.
@@ -119,7 +125,7 @@ class Daemon:
         text = text_model(self._config)
         logs = await self._parts.logs(instance)
         mlc = self._parts.mlc(section.base_uri, objects, logs=logs)
-        log_path = instance.fill(self._config.mlc.log_path)
+        sessions, ended = await self._parts.records(instance)
         router = Router(
             settings.router_config(self._config, tokenizer=text.digest),
             client=client,
@@ -131,18 +137,17 @@ class Daemon:
             ),
             peers=self._parts.peers,
             mlc=mlc,
-            records=self._parts.records(log_path, "sessions", bytes_max=SESSIONS_BYTES_MAX),
+            records=sessions,
         )
         self._parts.stack.push_async_callback(router.aclose)
         router.restore()
         retention = LogRetention(
             logs,
-            self._parts.records(log_path, "ended", bytes_max=ENDED_BYTES_MAX),
+            ended,
             open_logs=router.open_logs,
             retention_s=self._config.mlc.log_retention,
         )
-        if self._config.mlc.commit_log == "lmdb":  # other routers' open sessions are not known yet
-            self._parts.run_until_closed(retention.run(), name="log retention")
+        self._parts.run_until_closed(retention.run(), name="log retention")
         metrics = Metrics("router")
         await self._parts.serve(
             instance, router.listener, identity, base_uri=section.base_uri, metrics=metrics

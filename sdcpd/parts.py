@@ -33,7 +33,8 @@ from sdcpd.transport.refusal_log import RefusalLog
 from sdcpd.transport.server import Server
 from sdcpd.transport.tls import TlsIdentity
 from tiers.api import LogStore, Records, Tier
-from tiers.build import build_objects, open_etcd_logs, open_logs
+from tiers.build import build_objects, open_etcd_logs, open_etcd_records, open_logs
+from tiers.folder import Folder
 from tiers.lmdb_records import LmdbRecords
 from tiers.resource import MlcResource
 
@@ -43,7 +44,10 @@ ENDED_BYTES_MAX = 1 << 30  # of notes on logs whose sessions have ended, some 10
 
 
 class StartError(Exception):
-    """A role can't start; the text says which, why and what to do. `status` is the exit code."""
+    """A role can't start, or go on; the text says which, why and what to do.
+
+    `status` is the exit code.
+    """
 
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)
@@ -79,6 +83,8 @@ class Parts:
         self.peers = PeerTable(config.node.trust_domain, settings.peer_entries(config))
         self._routes: dict[str, Handler] = {}  # base URIs served in this process
         self.certificates = Certificates()
+        self.on_fatal: Callable[[str], None] = log.critical
+        """Told why the process must end."""
 
     def objects_tier(self, first: Instance) -> Tier:
         """The process's one cache, named after its first instance; raises TierError."""
@@ -188,9 +194,29 @@ class Parts:
             object_bytes_max=self.config.mlc.object_max,
         )
 
-    def records(self, logs: Path, name: str, *, bytes_max: int) -> Records:
-        """What a router must find again after a restart, beside its logs; raises TierError."""
-        records = LmdbRecords(logs / name, map_bytes=bytes_max, setting="[mlc] log_path")
+    async def records(self, instance: Instance) -> tuple[Records, Records]:
+        """What a router must find again after a restart; raises TierError.
+
+        Its open sessions, and its notes on the logs of others; where its logs are, too.
+        """
+        path = instance.fill(self.config.mlc.log_path)
+        if self.config.mlc.commit_log == "etcd":
+            # A second start on this machine must not end the router that runs here.
+            folder = Folder(path, setting="[mlc] log_path")
+            self.stack.callback(folder.release)
+            store = await open_etcd_records(
+                settings.etcd(self.config, instance.fill),
+                instance.name,
+                on_lost=lambda why: self.on_fatal(f"{instance.label}: {why}"),
+            )
+            self.stack.push_async_callback(store.aclose)
+            self.run_until_closed(store.owner.watch(), name="owner of records")
+            return store.sessions, store.ended
+        sessions = self._records(path / "sessions", bytes_max=SESSIONS_BYTES_MAX)
+        return sessions, self._records(path / "ended", bytes_max=ENDED_BYTES_MAX)
+
+    def _records(self, path: Path, *, bytes_max: int) -> LmdbRecords:
+        records = LmdbRecords(path, map_bytes=bytes_max, setting="[mlc] log_path")
         self.stack.push_async_callback(records.aclose)
         return records
 

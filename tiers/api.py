@@ -257,7 +257,7 @@ class Records(Protocol):
     """What one process must find again after a restart, by key."""
 
     def all(self) -> Mapping[bytes, bytes]:
-        """Return everything stored; raises TierError."""
+        """Return everything stored; to be called once, before anything is. Raises TierError."""
         ...
 
     async def keys_of_all(self) -> Set[bytes]:

@@ -18,6 +18,7 @@ from tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from tiers.etcd_client import EtcdSettings
+    from tiers.etcd_records import EtcdRouterStore
 
 __all__ = [
     "S3Place",
@@ -26,6 +27,7 @@ __all__ = [
     "build_objects",
     "etcd_settings",
     "open_etcd_logs",
+    "open_etcd_records",
     "open_logs",
 ]
 
@@ -84,6 +86,28 @@ async def open_etcd_logs(settings: EtcdSettings) -> LogStore:
     from tiers.etcd_log import EtcdLogStore
 
     return await EtcdLogStore.open(settings)
+
+
+async def open_etcd_records(
+    settings: EtcdSettings, name: str, *, on_lost: Callable[[str], None]
+) -> EtcdRouterStore:
+    """Take over the records of the router of a name; raises TierError.
+
+    `on_lost` is called, with a sentence, when another process has done the same later.
+    """
+    from tiers.etcd_client import EtcdClient
+    from tiers.etcd_owner import EtcdOwner
+    from tiers.etcd_records import EtcdRouterStore
+
+    client = EtcdClient(settings)
+    owner = EtcdOwner(client, settings.prefix, name, on_lost=on_lost)
+    store = EtcdRouterStore(client, owner, prefix=settings.prefix, name=name)
+    try:
+        await store.open()
+    except BaseException:
+        await store.aclose()
+        raise
+    return store
 
 
 def etcd_settings(

@@ -161,11 +161,13 @@ def unchanged(keys: Keys, state: LogState) -> Any:
     """The condition that the head is the one that was seen, or still none."""
     if state.head is None:
         return kv_absent(keys.head)
+    return at_revision(keys.head, state.revision)
+
+
+def at_revision(key: bytes, revision: int) -> Any:
+    """The condition that a key was last written at a revision; 0: that there is none."""
     return pb.Compare(
-        key=keys.head,
-        result=pb.Compare.EQUAL,
-        target=pb.Compare.MOD,
-        mod_revision=state.revision,
+        key=key, result=pb.Compare.EQUAL, target=pb.Compare.MOD, mod_revision=revision
     )
 
 

@@ -28,9 +28,9 @@ from tiers.api import (
     NotExtending,
     StoreFailed,
     StoreFull,
-    TierError,
 )
 from tiers.folder import Folder
+from tiers.lmdb_file import FileDamaged, check_file, trouble
 from tiers.log_head import Head
 from tiers.log_rows import LogRows
 from tiers.log_rules import (
@@ -77,17 +77,15 @@ class LmdbLogStore:
     def __init__(self, path: Path, *, map_bytes: int) -> None:
         """Open or create; raises TierError. `map_bytes` bounds all logs together (sparse)."""
         self._failure: str | None = None
-        self._folder = Folder(path, setting="[mlc] commit_log")
+        self._folder = Folder(path, setting="[mlc] log_path")
         try:
+            check_file(path, used=self._folder.used)
             self._env = _open(path, max(map_bytes, MAP_BYTES_MIN))
             self._rows = LogRows(self._env)
-            self._folder.sync()
-        except (lmdb.Error, OSError) as error:
+            self._folder.mark_used()
+        except (lmdb.Error, FileDamaged, OSError) as error:
             self._folder.release()
-            raise TierError(
-                f"the commit logs at {path} cannot be opened ({error}): check the disk, or restore"
-                " the directory; sessions that run can't be resumed without it"
-            ) from error
+            raise trouble("commit logs", path, error, setting="[mlc] log_path") from error
         self._writer = GroupWriter[_Op, str | None]("mlc-logs", self._perform)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="mlc-log-read")
 

@@ -10,6 +10,7 @@ import lmdb
 
 from tiers.api import TierError
 from tiers.folder import Folder
+from tiers.lmdb_file import FileDamaged, check_file, trouble
 from tiers.writer import GroupWriter
 
 MAP_BYTES_MIN = 64 * 1024
@@ -26,17 +27,15 @@ class LmdbRecords:
         self._folder = Folder(path, setting=setting)
         self._path, self._setting = path, setting
         try:
+            check_file(path, used=self._folder.used)
             self._env = lmdb.open(
                 str(path), map_size=max(map_bytes, MAP_BYTES_MIN), sync=True, mode=0o600
             )
             self._env.reader_check()
-            self._folder.sync()
-        except (lmdb.Error, OSError) as error:
+            self._folder.mark_used()
+        except (lmdb.Error, FileDamaged, OSError) as error:
             self._folder.release()
-            raise TierError(
-                f"the records at {path} cannot be opened ({error}): check the disk, restore the "
-                f"directory, or change {setting}"
-            ) from error
+            raise trouble("records", path, error, setting=setting) from error
         self._writer = GroupWriter[_Op, None]("records", self._perform)
 
     def all(self) -> dict[bytes, bytes]:

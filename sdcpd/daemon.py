@@ -83,7 +83,7 @@ class Daemon:
 
     async def _start_all(self) -> None:
         try:
-            objects = self._parts.objects_tier(self._instances[0])
+            objects = await self._parts.objects_tier(self._instances[0])
         except TierError as e:
             raise StartError(str(e), status=78) from e
         # The router first: the others report to it as soon as they are up.

@@ -86,9 +86,9 @@ class Parts:
         self.on_fatal: Callable[[str], None] = log.critical
         """Told why the process must end."""
 
-    def objects_tier(self, first: Instance) -> Tier:
+    async def objects_tier(self, first: Instance) -> Tier:
         """The process's one cache, named after its first instance; raises TierError."""
-        tier = build_objects(settings.tier_specs(self.config, first.fill))
+        tier = await build_objects(settings.tier_specs(self.config, first.fill))
         self.stack.push_async_callback(tier.aclose)
         return tier
 

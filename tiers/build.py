@@ -51,10 +51,10 @@ class TierSpec:
         return max(1, int(self.size_bytes * self.scope_share))
 
 
-def build_objects(
+async def build_objects(
     specs: Sequence[TierSpec], *, clock: Callable[[], float] = time.monotonic
 ) -> Tier:
-    """Open the tiers, fastest first; raises TierError, and then none is left open."""
+    """Open the tiers, fastest first; if it raises TierError or is cancelled, none is left open."""
     if not specs:
         raise TierError('[mlc] tiers is empty: give at least {kind = "host", size = "1GiB"}')
     paths = [spec.path for spec in specs if spec.path is not None]
@@ -67,8 +67,8 @@ def build_objects(
     tiers: list[Tier] = []
     try:
         for spec in specs:
-            tiers.append(_open(spec, clock))
-    except TierError:
+            tiers.append(await _open(spec, clock))
+    except BaseException:
         for tier in tiers:
             if isinstance(tier, LmdbTier):
                 tier.close()
@@ -151,16 +151,16 @@ def _check(spec: TierSpec) -> None:
         raise TierError("[mlc] tiers: the s3 tier has no bucket: give the name of one that exists")
 
 
-def _open(spec: TierSpec, clock: Callable[[], float]) -> Tier:
+async def _open(spec: TierSpec, clock: Callable[[], float]) -> Tier:
     share = spec.scope_bytes_max
     if spec.place is not None:
-        return _open_s3(spec.place, spec, clock)
+        return await _open_s3(spec.place, spec, clock)
     if spec.path is not None:
         return LmdbTier(spec.path, spec.size_bytes, scope_bytes_max=share, clock=clock)
     return HostTier(spec.size_bytes, scope_bytes_max=share, clock=clock)
 
 
-def _open_s3(place: S3Place, spec: TierSpec, clock: Callable[[], float]) -> Tier:
+async def _open_s3(place: S3Place, spec: TierSpec, clock: Callable[[], float]) -> Tier:
     try:
         # Here, so that nobody else needs the package.
         from tiers.s3_open import open_s3
@@ -170,4 +170,4 @@ def _open_s3(place: S3Place, spec: TierSpec, clock: Callable[[], float]) -> Tier
         raise TierError(
             "[mlc] tiers: an s3 tier needs the package obstore: pip install 'sdcpd[s3]'"
         ) from error
-    return open_s3(place, spec.size_bytes, scope_bytes_max=spec.scope_bytes_max, clock=clock)
+    return await open_s3(place, spec.size_bytes, scope_bytes_max=spec.scope_bytes_max, clock=clock)

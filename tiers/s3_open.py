@@ -5,12 +5,10 @@ Imported only where an s3 tier is configured, since obstore need not be installe
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +36,7 @@ _KEYS_OF_AWS = (
 )
 
 
-def open_s3(
+async def open_s3(
     place: S3Place,
     size_bytes: int,
     *,
@@ -46,15 +44,11 @@ def open_s3(
     object_bytes_min: int = OBJECT_BYTES_MIN,
     clock: Callable[[], float] = time.monotonic,
 ) -> S3Tier:
-    """Probe the bucket and open a tier in it; blocks, for PROBE_S at most. Raises TierError."""
+    """Probe the bucket, for PROBE_S at most, and open a tier in it; raises TierError."""
     store = open_store(place)
-    # In a thread, as there may be a loop in this one already.
-    with ThreadPoolExecutor(1, thread_name_prefix="s3-probe") as thread:
-        thread.submit(
-            lambda: asyncio.run(probe(store, prefix=place.prefix, where=place.where))
-        ).result()
+    await probe(store, prefix=place.prefix, where=place.where)
     return S3Tier(
-        S3Server(store, clock=clock),
+        S3Server(store, where=place.where, clock=clock),
         size_bytes,
         prefix=place.prefix,
         object_bytes_min=object_bytes_min,

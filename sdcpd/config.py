@@ -179,6 +179,8 @@ class EtcdSection(Section):
     """With it the endpoints are spoken to over TLS."""
     cert: Template = ""
     key: Template = ""
+    user: str = ""
+    password_file: Template = ""
     timeout: Duration = 2.0
     """Of one call; an operation is given up after five times as long."""
 

@@ -117,6 +117,8 @@ def etcd_settings(
     ca: Path | None = None,
     cert: Path | None = None,
     key: Path | None = None,
+    user: str = "",
+    password_file: Path | None = None,
     timeout_s: float,
 ) -> EtcdSettings:
     """Check what can be checked without etcd; raises TierError."""
@@ -124,16 +126,24 @@ def etcd_settings(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         # Only here: nobody else needs gRPC.
-        from tiers.etcd_client import EtcdSettings, credentials_of
+        from tiers.etcd_client import EtcdSettings, credentials_of, login_of
     except ImportError as error:
         raise TierError(
             f'[mlc] commit_log = "etcd" needs packages that are not installed ({error}): run'
             " pip install 'sdcpd[etcd]'"
         ) from error
     settings = EtcdSettings(
-        endpoints=tuple(endpoints), prefix=prefix, ca=ca, cert=cert, key=key, timeout_s=timeout_s
+        endpoints=tuple(endpoints),
+        prefix=prefix,
+        ca=ca,
+        cert=cert,
+        key=key,
+        user=user,
+        password_file=password_file,
+        timeout_s=timeout_s,
     )
     credentials_of(settings)
+    login_of(settings)
     return settings
 
 

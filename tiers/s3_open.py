@@ -6,7 +6,6 @@ Imported only where an s3 tier is configured, since obstore need not be installe
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,11 +20,11 @@ from tiers.s3_place import S3Place
 from tiers.s3_probe import probe
 from tiers.s3_server import S3Server
 from tiers.s3_tier import OBJECT_BYTES_MIN, S3Tier
+from tiers.secret_file import secret_of
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
 
-KEY_CHARS_MAX = 4096
 # Beyond every deadline of S3Server, which counts; this one only ends what nobody waits for.
 _CLIENT_S = 600
 _KEYS_OF_AWS = (
@@ -93,19 +92,4 @@ def open_store(place: S3Place) -> S3Store:
 
 
 def _key(path: Path, *, setting: str) -> str:
-    try:
-        if stat.S_IMODE(path.stat().st_mode) & stat.S_IROTH:
-            raise TierError(
-                f"[mlc] tiers: {setting} {path} can be read by everybody: chmod 0640 it"
-            )
-        with path.open(encoding="ascii") as file:
-            text = file.read(KEY_CHARS_MAX + 1).strip()
-    except UnicodeDecodeError:
-        text = ""
-    except OSError as error:
-        raise TierError(
-            f"[mlc] tiers: {setting} {path} cannot be read ({error.strerror}): name a readable file"
-        ) from error
-    if not 0 < len(text) <= KEY_CHARS_MAX or not text.isprintable() or " " in text:
-        raise TierError(f"[mlc] tiers: {setting} {path} holds no key: put it there on one line")
-    return text
+    return secret_of(path, setting=f"[mlc] tiers: {setting}", what="key")

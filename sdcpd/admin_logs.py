@@ -16,6 +16,8 @@ from sdcpd.protocol.commit_log import (
 )
 from sdcpd.protocol.log_check import log_faults
 from sdcpd.protocol.uris import parse_session_id
+from sdcpd.roles.log_retention import LogRetention
+from sdcpd.units import duration_text
 from tiers.api import LogContent, LogError, LogStore, Mismatch
 
 ATTEMPTS = 10  # a session that runs appends meanwhile
@@ -28,8 +30,9 @@ class LogsRefused(Exception):
 class LogsAdmin:
     """Answers for one log store."""
 
-    def __init__(self, logs: LogStore) -> None:
-        self._logs = logs
+    def __init__(self, logs: LogStore, *, retention: LogRetention | None = None) -> None:
+        """`retention` tells of logs that are no longer there."""
+        self._logs, self._retention = logs, retention
 
     @property
     def resources(self) -> dict[tuple[str, str], Callable[[dict[str, Any]], Awaitable[Any]]]:
@@ -75,11 +78,22 @@ class LogsAdmin:
         except LogError as error:
             raise LogsRefused(f"the log of {log_id} cannot be read: {error}") from error
         if content is None:
-            raise LogsRefused(f"there is no log of {log_id} here; is it another router's?")
+            raise LogsRefused(self._absent(log_id))
         try:
             return content, read_log(decode_log(content.data))
         except LogCorrupt as error:
             raise LogsRefused(f"the log of {log_id} cannot be read to its end: {error}") from error
+
+    def _absent(self, log_id: str) -> str:
+        if self._retention is None:
+            return f"there is no log of {log_id} here; is it another router's?"
+        kept = (
+            f"log_retention = {duration_text(self._retention.retention_s)} after its session ended"
+        )
+        ago_s = self._retention.deleted_ago_s(log_id)
+        if ago_s is not None:
+            return f"the log of {log_id} was deleted {duration_text(ago_s)} ago, {kept}"
+        return f"there is no log of {log_id} here; is it another router's, or deleted, {kept}?"
 
 
 def _session(body: dict[str, Any]) -> str:

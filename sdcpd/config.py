@@ -182,6 +182,8 @@ class EtcdSection(Section):
     """With it the endpoints are spoken to over TLS."""
     cert: Template = ""
     key: Template = ""
+    user: str = ""
+    password_file: Template = ""
     timeout: Duration = 2.0
     """Of one call; an operation is given up after five times as long."""
 
@@ -194,6 +196,8 @@ class MlcSection(Section):
     commit_log: Literal["lmdb", "etcd"] = "lmdb"
     log_path: Template = "/var/lib/sdcpd/{instance}/logs"
     log_size: Size = 16 << 30
+    log_retention: Duration = 3600.0
+    """How long a log is kept after its session has ended."""
     object_max: Size = 256 << 20
     scope_max: Percent = 100
     etcd: EtcdSection = EtcdSection()

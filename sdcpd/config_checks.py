@@ -63,7 +63,12 @@ def _etcd_problems(mlc: MlcSection) -> Iterator[tuple[tuple[str, ...], str]]:
             'mlc.etcd.endpoints is missing; mlc.commit_log = "etcd" needs the members of a '
             'cluster, as in endpoints = ["etcd1.lab:2379"]',
         )
-    for key, needs in (("cert", ("key", "ca")), ("key", ("cert", "ca"))):
+    for key, needs in (
+        ("cert", ("key", "ca")),
+        ("key", ("cert", "ca")),
+        ("user", ("password_file",)),
+        ("password_file", ("user",)),
+    ):
         without = [f"mlc.etcd.{need}" for need in needs if not getattr(etcd, need)]
         if getattr(etcd, key) and without:
             yield (

@@ -37,28 +37,41 @@ class Daemon:
         self._config = config
         self._instances = instances
         self._parts = Parts(config)
+        self._parts.on_fatal = self._end
+        self._running: anyio.CancelScope
+        self._fatal: StartError | None = None
         self._ready = False
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT, which end a start as well; raises StartError."""
+        """Run until SIGTERM or SIGINT, which end a start as well.
+
+        Raises StartError, also where what runs can't go on.
+        """
         heard = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         # Heard to the end: a second signal must not cut short what the first has begun.
         with anyio.open_signal_receiver(*heard) as signals:
             async with self._parts.stack:
                 self._parts.stack.push_async_callback(self._parts.tasks.aclose)
-                with anyio.CancelScope() as running:
-                    self._parts.tasks.spawn(self._obey(signals, running), name="signals")
+                with anyio.CancelScope() as self._running:
+                    self._parts.tasks.spawn(self._obey(signals), name="signals")
                     await self._start_all()
                     await anyio.sleep_forever()
                 service.notify("STOPPING=1")
                 log.info("stopping")
+        if self._fatal is not None:
+            raise self._fatal
 
-    async def _obey(self, signals: AsyncIterator[int], running: anyio.CancelScope) -> None:
+    async def _obey(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
             if number == signal.SIGHUP:
                 self._reload()
             else:
-                running.cancel()
+                self._running.cancel()
+
+    def _end(self, why: str) -> None:
+        # With the status of what must be changed first: restarted, it would end somebody else.
+        self._fatal = StartError(why, status=78)
+        self._running.cancel()
 
     def _reload(self) -> None:
         # Before the start is over, READY=1 would say that it is.
@@ -70,7 +83,7 @@ class Daemon:
 
     async def _start_all(self) -> None:
         try:
-            objects = self._parts.objects_tier(self._instances[0])
+            objects = await self._parts.objects_tier(self._instances[0])
         except (TierError, IdentityError) as e:
             raise StartError(str(e), status=78) from e
         # The router first: the others report to it as soon as they are up.
@@ -102,6 +115,7 @@ class Daemon:
     # ---- parts shared by the roles
 
     async def _start_router(self, instance: Instance, objects: Tier) -> None:
+        from sdcpd.roles.log_retention import LogRetention
         from sdcpd.roles.router import Router
 
         section = self._config.router
@@ -111,6 +125,7 @@ class Daemon:
         text = text_model(self._config)
         logs = await self._parts.logs(instance)
         mlc = self._parts.mlc(section.base_uri, objects, logs=logs)
+        sessions, ended = await self._parts.records(instance)
         router = Router(
             settings.router_config(self._config, tokenizer=text.digest),
             client=client,
@@ -122,10 +137,17 @@ class Daemon:
             ),
             peers=self._parts.peers,
             mlc=mlc,
-            records=self._parts.records(instance.fill(self._config.mlc.log_path)),
+            records=sessions,
         )
         self._parts.stack.push_async_callback(router.aclose)
         router.restore()
+        retention = LogRetention(
+            logs,
+            ended,
+            open_logs=router.open_logs,
+            retention_s=self._config.mlc.log_retention,
+        )
+        self._parts.run_until_closed(retention.run(), name="log retention")
         metrics = Metrics("router")
         await self._parts.serve(
             instance, router.listener, identity, base_uri=section.base_uri, metrics=metrics
@@ -139,7 +161,7 @@ class Daemon:
                 text,
                 api=self._api_uri(),
                 metrics=metrics,
-                logs=LogsAdmin(logs),
+                logs=LogsAdmin(logs, retention=retention),
             ),
         )
         await self._start_api(router, text)

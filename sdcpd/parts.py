@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from sdcpd import settings
@@ -30,17 +32,22 @@ from sdcpd.transport.loopback import LoopbackClient
 from sdcpd.transport.refusal_log import RefusalLog
 from sdcpd.transport.server import Server
 from sdcpd.transport.tls import TlsIdentity
-from tiers.api import LogStore, Tier
-from tiers.build import build_objects, open_etcd_logs, open_logs
+from tiers.api import LogStore, Records, Tier
+from tiers.build import build_objects, open_etcd_logs, open_etcd_records, open_logs
+from tiers.folder import Folder
 from tiers.lmdb_records import LmdbRecords
 from tiers.resource import MlcResource
 
 log = logging.getLogger("sdcpd")
-RECORDS_BYTES_MAX = 4 << 30  # of open sessions, mostly their prompts; the file is sparse
+SESSIONS_BYTES_MAX = 4 << 30  # of open sessions, mostly their prompts; the files are sparse
+ENDED_BYTES_MAX = 1 << 30  # of notes on logs whose sessions have ended, some 100 octets each
 
 
 class StartError(Exception):
-    """A role can't start; the text says which, why and what to do. `status` is the exit code."""
+    """A role can't start, or go on; the text says which, why and what to do.
+
+    `status` is the exit code.
+    """
 
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)
@@ -77,15 +84,18 @@ class Parts:
         self._routes: dict[str, Handler] = {}  # base URIs served in this process
         self.certificates = Certificates()
         self._identities: dict[str, TlsIdentity] = {}
+        self.on_fatal: Callable[[str], None] = log.critical
+        """Told why the process must end."""
 
-    def objects_tier(self, first: Instance) -> Tier:
+    async def objects_tier(self, first: Instance) -> Tier:
         """The process's one cache, named after its first instance, which it asks others as.
 
         Raises TierError or IdentityError.
         """
         specs = settings.tier_specs(self.config, first.fill)
         remote = any(spec.base is not None for spec in specs)
-        tier = build_objects(specs, client=self.client(self.identity(first)) if remote else None)
+        client = self.client(self.identity(first)) if remote else None
+        tier = await build_objects(specs, client=client)
         self.stack.push_async_callback(tier.aclose)
         return tier
 
@@ -194,13 +204,41 @@ class Parts:
             object_bytes_max=self.config.mlc.object_max,
         )
 
-    def records(self, logs: Path) -> LmdbRecords:
-        """What a router must find again after a restart, beside its logs; raises TierError."""
-        records = LmdbRecords(
-            logs / "sessions", map_bytes=RECORDS_BYTES_MAX, setting="[mlc] log_path"
-        )
+    async def records(self, instance: Instance) -> tuple[Records, Records]:
+        """What a router must find again after a restart; raises TierError.
+
+        Its open sessions, and its notes on the logs of others; where its logs are, too.
+        """
+        path = instance.fill(self.config.mlc.log_path)
+        if self.config.mlc.commit_log == "etcd":
+            # A second start on this machine must not end the router that runs here.
+            folder = Folder(path, setting="[mlc] log_path")
+            self.stack.callback(folder.release)
+            store = await open_etcd_records(
+                settings.etcd(self.config, instance.fill),
+                instance.name,
+                on_lost=lambda why: self.on_fatal(f"{instance.label}: {why}"),
+            )
+            self.stack.push_async_callback(store.aclose)
+            self.run_until_closed(store.owner.watch(), name="owner of records")
+            return store.sessions, store.ended
+        sessions = self._records(path / "sessions", bytes_max=SESSIONS_BYTES_MAX)
+        return sessions, self._records(path / "ended", bytes_max=ENDED_BYTES_MAX)
+
+    def _records(self, path: Path, *, bytes_max: int) -> LmdbRecords:
+        records = LmdbRecords(path, map_bytes=bytes_max, setting="[mlc] log_path")
         self.stack.push_async_callback(records.aclose)
         return records
+
+    def run_until_closed(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Run a task that has ended before anything is closed that was built before it."""
+        task = self.tasks.spawn(coroutine, name=name)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.wait([task])
+
+        self.stack.push_async_callback(end)
 
     def _authorize_mlc(self, request: Request, kind: str, write: bool) -> None:
         """Who may touch the cache (D-M11)."""

@@ -71,6 +71,8 @@ def etcd(config: Config, fill: Callable[[str], Path]) -> EtcdSettings:
         ca=file(section.ca),
         cert=file(section.cert),
         key=file(section.key),
+        user=section.user,
+        password_file=file(section.password_file),
         timeout_s=section.timeout,
     )
 

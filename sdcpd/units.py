@@ -25,6 +25,14 @@ def duration_s(value: object) -> float:
     return _scaled(value, _DURATIONS, "3s")
 
 
+def duration_text(seconds: float) -> str:
+    """A duration as people write it, in the largest unit of which there is one."""
+    for unit, scale in reversed(_DURATIONS.items()):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g}{unit}"
+    return "0s"
+
+
 def duration_or_never_s(value: object) -> float | None:
     """A duration in seconds, or None for "never"; raises ValueError."""
     return None if value == "never" else duration_s(value)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sdcpd.config import Config
-from sdcpd.daemon import Daemon
+from sdcpd.daemon import Daemon, Instance
 
 
 class SlowStart(Daemon):
@@ -66,6 +66,41 @@ async def test_a_signal_ends_a_start_and_a_second_one_cuts_nothing_short(
     async with asyncio.timeout(5):
         await running
     assert told(notified) == [b"STOPPING=1"]
+
+
+async def test_a_signal_ends_a_start_that_waits_for_a_bucket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its server takes connections and says nothing, for which the probe has half a minute."""
+    pytest.importorskip("obstore", reason="the extra s3 is not installed")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    asked, over = asyncio.Event(), asyncio.Event()
+    waiting: set[asyncio.Task[None]] = set()
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        waiting.add(task)
+        asked.set()
+        await over.wait()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        tier = {"kind": "s3", "size": "1GiB", "bucket": "abc", "endpoint": f"http://{host}:{port}"}
+        config = Config.model_validate({"mlc": {"tiers": [tier]}})
+        daemon = Daemon(config, [Instance("router", "r0")])
+        running = asyncio.ensure_future(daemon.run())
+        async with asyncio.timeout(10):
+            await asked.wait()
+        assert not running.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(10):
+            await running
+    over.set()
+    await asyncio.wait(waiting)
 
 
 async def test_a_reload_while_starting_does_not_say_ready(

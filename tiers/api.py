@@ -5,7 +5,7 @@ Objects may vanish at any time unless leased (D-M10); logs never do (Section 6.8
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -137,6 +137,14 @@ class LogHead:
     highest_epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A log in a listing; its tag is None where what is stored of it is damaged."""
+
+    log_id: str
+    etag: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogAppend:
     """One append of a group: exactly one of `if_match` and `create` is its precondition.
@@ -238,8 +246,15 @@ class LogStore(Protocol):
         """
         ...
 
-    async def delete(self, log_id: str) -> None:
-        """Forget a log after its retention; nothing happens if there is none."""
+    async def entries(self, *, after: str = "", count_max: int) -> Sequence[LogEntry]:
+        """Return some of the logs that follow `after` in the store's own order, none at the end."""
+        ...
+
+    async def delete(self, log_id: str, *, if_match: str | None = None) -> None:
+        """Forget a log after its retention; nothing happens if there is none.
+
+        With `if_match` only while it has that tag; raises Mismatch, Corrupt.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -251,7 +266,11 @@ class Records(Protocol):
     """What one process must find again after a restart, by key."""
 
     def all(self) -> Mapping[bytes, bytes]:
-        """Return everything stored; raises TierError."""
+        """Return everything stored; to be called once, before anything is. Raises TierError."""
+        ...
+
+    async def keys_of_all(self) -> Set[bytes]:
+        """Return the keys now stored by all processes that share the logs; raises TierError."""
         ...
 
     async def put(self, key: bytes, value: bytes) -> None:

@@ -21,6 +21,7 @@ from tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from tiers.etcd_client import EtcdSettings
+    from tiers.etcd_records import EtcdRouterStore
 
 __all__ = [
     "S3Place",
@@ -29,6 +30,7 @@ __all__ = [
     "build_objects",
     "etcd_settings",
     "open_etcd_logs",
+    "open_etcd_records",
     "open_logs",
 ]
 
@@ -55,13 +57,13 @@ class TierSpec:
         return max(1, int(self.size_bytes * self.scope_share))
 
 
-def build_objects(
+async def build_objects(
     specs: Sequence[TierSpec],
     *,
     client: Client | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tier:
-    """Open the tiers, fastest first; raises TierError, and then none is left open.
+    """Open the tiers, fastest first; if it raises TierError or is cancelled, none is left open.
 
     `client` is what remote tiers are asked with.
     """
@@ -82,8 +84,8 @@ def build_objects(
     tiers: list[Tier] = []
     try:
         for spec in specs:
-            tiers.append(_open(spec, client, clock))
-    except TierError:
+            tiers.append(await _open(spec, client, clock))
+    except BaseException:
         for tier in tiers:
             if isinstance(tier, LmdbTier | PinnedTier):
                 tier.close()
@@ -103,6 +105,28 @@ async def open_etcd_logs(settings: EtcdSettings) -> LogStore:
     return await EtcdLogStore.open(settings)
 
 
+async def open_etcd_records(
+    settings: EtcdSettings, name: str, *, on_lost: Callable[[str], None]
+) -> EtcdRouterStore:
+    """Take over the records of the router of a name; raises TierError.
+
+    `on_lost` is called, with a sentence, when another process has done the same later.
+    """
+    from tiers.etcd_client import EtcdClient
+    from tiers.etcd_owner import EtcdOwner
+    from tiers.etcd_records import EtcdRouterStore
+
+    client = EtcdClient(settings)
+    owner = EtcdOwner(client, settings.prefix, name, on_lost=on_lost)
+    store = EtcdRouterStore(client, owner, prefix=settings.prefix, name=name)
+    try:
+        await store.open()
+    except BaseException:
+        await store.aclose()
+        raise
+    return store
+
+
 def etcd_settings(
     *,
     endpoints: Sequence[str],
@@ -110,6 +134,8 @@ def etcd_settings(
     ca: Path | None = None,
     cert: Path | None = None,
     key: Path | None = None,
+    user: str = "",
+    password_file: Path | None = None,
     timeout_s: float,
 ) -> EtcdSettings:
     """Check what can be checked without etcd; raises TierError."""
@@ -117,16 +143,24 @@ def etcd_settings(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         # Only here: nobody else needs gRPC.
-        from tiers.etcd_client import EtcdSettings, credentials_of
+        from tiers.etcd_client import EtcdSettings, credentials_of, login_of
     except ImportError as error:
         raise TierError(
             f'[mlc] commit_log = "etcd" needs packages that are not installed ({error}): run'
             " pip install 'sdcpd[etcd]'"
         ) from error
     settings = EtcdSettings(
-        endpoints=tuple(endpoints), prefix=prefix, ca=ca, cert=cert, key=key, timeout_s=timeout_s
+        endpoints=tuple(endpoints),
+        prefix=prefix,
+        ca=ca,
+        cert=cert,
+        key=key,
+        user=user,
+        password_file=password_file,
+        timeout_s=timeout_s,
     )
     credentials_of(settings)
+    login_of(settings)
     return settings
 
 
@@ -145,13 +179,13 @@ def _check(spec: TierSpec) -> None:
         raise TierError("[mlc] tiers: the s3 tier has no bucket: give the name of one that exists")
 
 
-def _open(spec: TierSpec, client: Client | None, clock: Callable[[], float]) -> Tier:
+async def _open(spec: TierSpec, client: Client | None, clock: Callable[[], float]) -> Tier:
     share = spec.scope_bytes_max
     if spec.base is not None:
         assert client is not None, "given wherever there is a remote tier"
         return RemoteTier(client, spec.base, clock=clock)
     if spec.place is not None:
-        return _open_s3(spec.place, spec, clock)
+        return await _open_s3(spec.place, spec, clock)
     if spec.path is not None:
         return LmdbTier(spec.path, spec.size_bytes, scope_bytes_max=share, clock=clock)
     if spec.kind == "pinned":
@@ -159,7 +193,7 @@ def _open(spec: TierSpec, client: Client | None, clock: Callable[[], float]) -> 
     return HostTier(spec.size_bytes, scope_bytes_max=share, clock=clock)
 
 
-def _open_s3(place: S3Place, spec: TierSpec, clock: Callable[[], float]) -> Tier:
+async def _open_s3(place: S3Place, spec: TierSpec, clock: Callable[[], float]) -> Tier:
     try:
         # Here, so that nobody else needs the package.
         from tiers.s3_open import open_s3
@@ -169,4 +203,4 @@ def _open_s3(place: S3Place, spec: TierSpec, clock: Callable[[], float]) -> Tier
         raise TierError(
             "[mlc] tiers: an s3 tier needs the package obstore: pip install 'sdcpd[s3]'"
         ) from error
-    return open_s3(place, spec.size_bytes, scope_bytes_max=spec.scope_bytes_max, clock=clock)
+    return await open_s3(place, spec.size_bytes, scope_bytes_max=spec.scope_bytes_max, clock=clock)

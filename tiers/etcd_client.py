@@ -11,20 +11,23 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from aetcd.rpc import KVStub
+from aetcd.rpc import AuthStub, KVStub
 from aetcd.rpc import rpc_pb2 as pb
 
 from tiers.api import TierError
-from tiers.etcd_errors import Lost, Refused, error_of
+from tiers.etcd_errors import Lost, Refused, TokenRefused, error_of
+from tiers.etcd_login import Login
 
 # An operation may take this many calls' time before it is given up: a leader that is lost costs
 # one or two deadlines, and the members that are left another second to elect the next.
 CALLS_IN_ALL = 5
+TOKENS_MAX = 3  # that are tried for one call
 PAUSE_S_MIN = 0.02
 PAUSE_S_MAX = 0.5
 
@@ -51,13 +54,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdSettings:
-    """`[mlc.etcd]`: endpoints as host:port; with `ca` over TLS; `timeout_s` is that of one call."""
+    """`[mlc.etcd]`: endpoints as host:port; with `ca` over TLS; `timeout_s` is that of one call.
+
+    `user` and `password_file` go together, and are for etcd's own authentication.
+    """
 
     endpoints: tuple[str, ...]
     prefix: str = "sdcpd/logs"
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    user: str = ""
+    password_file: Path | None = None
     timeout_s: float = 2.0
 
 
@@ -71,14 +79,14 @@ class _Endpoint:
         self._credentials = credentials
         self._channel: grpc.aio.Channel | None = None
 
-    def stub(self) -> Any:
+    def stub(self, kind: Any = KVStub) -> Any:
         if self._channel is None:
             self._channel = (
                 grpc.aio.insecure_channel(self.address, options=_OPTIONS)
                 if self._credentials is None
                 else grpc.aio.secure_channel(self.address, self._credentials, options=_OPTIONS)
             )
-        return KVStub(self._channel)
+        return kind(self._channel)
 
     async def aclose(self) -> None:
         if self._channel is not None:
@@ -94,6 +102,7 @@ class EtcdClient:
         self._endpoints = [_Endpoint(address, credentials) for address in settings.endpoints]
         self._current = 0
         self._prefix = settings.prefix.encode()
+        self._login = login_of(settings)
         self._cluster: int | None = None
         self._timeout_s = settings.timeout_s
 
@@ -152,15 +161,33 @@ class EtcdClient:
         return await self._send(endpoint, method, request)
 
     async def _send(self, endpoint: _Endpoint, method: str, request: Any) -> Any:
+        stub = endpoint.stub()
+        if self._login is None:
+            return await self._send_once(endpoint, getattr(stub, method), request, _METADATA)
+        token = ""
+        for _ in range(TOKENS_MAX):
+            token = await self._login.token(partial(self._authenticate, endpoint))
+            metadata = (*_METADATA, ("token", token))
+            try:
+                return await self._send_once(endpoint, getattr(stub, method), request, metadata)
+            except TokenRefused:
+                self._login.drop(token)
+        raise Refused(f"etcd at {endpoint.address} does not know the tokens that it gives out")
+
+    async def _send_once(self, endpoint: _Endpoint, call: Any, request: Any, metadata: Any) -> Any:
         try:
-            return await getattr(endpoint.stub(), method)(
-                request, timeout=self._timeout_s, metadata=_METADATA
-            )
+            return await call(request, timeout=self._timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as failure:
             error = error_of(failure, endpoint.address)
             if isinstance(error, Lost):
                 self.turn_from(endpoint.address)
             raise error from None
+
+    async def _authenticate(self, endpoint: _Endpoint, user: str, password: str) -> str:
+        request = pb.AuthenticateRequest(name=user, password=password)
+        call = endpoint.stub(AuthStub).Authenticate
+        answer = await self._send_once(endpoint, call, request, _METADATA)
+        return str(answer.token)
 
     def _check_cluster(self, endpoint: _Endpoint, answer: Any) -> None:
         cluster = answer.header.cluster_id
@@ -202,6 +229,13 @@ def credentials_of(settings: EtcdSettings) -> grpc.ChannelCredentials | None:
     key = _octets("key", settings.key) if settings.key else None
     _check_files(settings)
     return grpc.ssl_channel_credentials(ca, private_key=key, certificate_chain=cert)
+
+
+def login_of(settings: EtcdSettings) -> Login | None:
+    """The user to log in as; raises TierError for a password that cannot be read."""
+    if not settings.user or settings.password_file is None:
+        return None
+    return Login(settings.user, settings.password_file)
 
 
 def _octets(setting: str, path: Path) -> bytes:

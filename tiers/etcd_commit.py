@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sdcpd.protocol.commit_log import FenceRecord
-from tiers.api import LogError, StoreFailed, StoreFull
+from tiers.api import LogError, Mismatch, StoreFailed, StoreFull
 from tiers.etcd_client import Budget, EtcdClient
 from tiers.etcd_errors import EtcdError, Lost, NoSpace
 from tiers.etcd_ops import Append, Delete, Op, write_of
@@ -27,11 +27,13 @@ from tiers.etcd_requests import (
     LogState,
     Write,
     delete_log_request,
+    delete_unchanged_request,
     group_answers,
     group_request,
     state_of,
     write_request,
 )
+from tiers.log_rules import check_tag
 
 # Logs whose state is remembered, so that an append needs no read before it.
 REMEMBERED_MAX = 4096
@@ -196,14 +198,31 @@ class Committer:
 
     async def _delete(self, op: Delete) -> Outcome:
         self._remembered.pop(op.log_id, None)
-        request = delete_log_request(Keys(self._prefix, op.log_id))
         try:
-            await self._client.patiently(
-                lambda: self._client.delete_range(request), self._client.budget()
-            )
+            if op.if_match is None:
+                request = delete_log_request(Keys(self._prefix, op.log_id))
+                await self._client.patiently(
+                    lambda: self._client.delete_range(request), self._client.budget()
+                )
+            else:
+                await self._delete_matching(op.log_id, op.if_match)
         except EtcdError as error:
             return StoreFailed(f"the log was perhaps not deleted: {error}")
+        except LogError as refusal:
+            return refusal
         return None
+
+    async def _delete_matching(self, log_id: str, etag: str) -> None:
+        budget = self._client.budget()
+        state = await self._reader.state(log_id, budget)
+        check_tag(state.head.etag if state.head else None, if_match=etag)
+        request = delete_unchanged_request(Keys(self._prefix, log_id), state)
+        answer = await self._client.patiently(lambda: self._client.txn(request), budget)
+        if not answer.succeeded:
+            # Also where the answer to a first try was lost: then it is gone.
+            state = await self._reader.state(log_id, budget)
+            if state.head is not None:
+                raise Mismatch(state.head.etag)
 
     def _give_up(self, works: list[_Work], error: EtcdError) -> None:
         for work in works:

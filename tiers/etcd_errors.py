@@ -29,6 +29,10 @@ class Refused(EtcdError):
     """Refused for a reason that time does not mend; nothing was done."""
 
 
+class TokenRefused(Refused):
+    """The login is not known, or no longer; another one may be."""
+
+
 # What connecting can fail of, in the words of gRPC: what it means, and what to do.
 _CONNECTING = (
     (
@@ -78,10 +82,22 @@ def error_of(failure: grpc.aio.AioRpcError, address: str) -> EtcdError:
         )
     if code is _CODE.OUT_OF_RANGE and "compacted" in details:
         return Compacted(f"etcd at {address} has compacted what was being read")
+    if "invalid auth token" in details or "revision of auth store is old" in details:
+        return TokenRefused(f"etcd at {address} does not know this login any more ({details})")
+    if "authentication failed" in details:
+        return Refused(
+            f"etcd at {address} does not take the login ({details}): correct [mlc.etcd] user and"
+            " password_file"
+        )
+    if "authentication is not enabled" in details:
+        return Refused(
+            f"etcd at {address} has no users ({details}): run etcdctl auth enable, or remove user"
+            " and password_file from [mlc.etcd]"
+        )
     if code in (_CODE.PERMISSION_DENIED, _CODE.UNAUTHENTICATED) or "user name is empty" in details:
         return Refused(
             f"etcd at {address} does not permit this client what it needs ({details}): grant the"
-            " user of [mlc.etcd] cert reads and writes below prefix"
+            " user of [mlc.etcd] user or cert reads and writes below prefix"
         )
     if code is _CODE.UNIMPLEMENTED:
         return Refused(

@@ -13,6 +13,7 @@ from sdcpd.protocol.commit_log import CommitRecord
 from tiers.api import (
     LogAppend,
     LogContent,
+    LogEntry,
     LogError,
     LogHead,
     Mismatch,
@@ -120,9 +121,16 @@ class EtcdLogStore:
         written = iter(await self._append_all(appends))
         return [next(written) if isinstance(one, Append) else one for one in parsed]
 
-    async def delete(self, log_id: str) -> None:
+    async def entries(self, *, after: str = "", count_max: int) -> Sequence[LogEntry]:
+        self._check_open()
+        try:
+            return await self._reader.entries(after, count_max)
+        except EtcdError as error:
+            raise StoreFailed(f"the logs cannot be listed: {error}") from error
+
+    async def delete(self, log_id: str, *, if_match: str | None = None) -> None:
         check_log_id(log_id)
-        (outcome,) = await self._groups.submit([Delete(log_id)])
+        (outcome,) = await self._groups.submit([Delete(log_id, if_match)])
         if isinstance(outcome, LogError):
             raise outcome
 

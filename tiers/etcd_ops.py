@@ -51,9 +51,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A log to forget."""
+    """A log to forget, with a tag only while it has that."""
 
     log_id: str
+    if_match: str | None = None
 
 
 Op = Append | Delete

@@ -8,13 +8,16 @@ from typing import Any
 
 from aetcd.rpc import rpc_pb2 as pb
 
-from tiers.api import Corrupt, LogContent, LogError
+from tiers.api import Corrupt, LogContent, LogEntry, LogError
 from tiers.etcd_client import Budget, EtcdClient
 from tiers.etcd_errors import Compacted
 from tiers.etcd_requests import (
     STATES_MAX,
     Keys,
     LogState,
+    after_log,
+    entry_of,
+    next_log_request,
     rows_of,
     rows_request,
     state_of,
@@ -53,6 +56,23 @@ class EtcdReader:
         (found,) = await self.states([log_id], budget)
         if isinstance(found, LogError):
             raise found
+        return found
+
+    async def entries(self, after: str, count_max: int) -> list[LogEntry]:
+        """Return logs that follow one: a small read for each, which steps over its rows."""
+        start = after_log(self._prefix, after.encode()) if after else f"{self._prefix}/".encode()
+        found: list[LogEntry] = []
+        while len(found) < count_max:
+            request = next_log_request(self._prefix, start)
+            answer = await self._client.patiently(
+                partial(self._client.range, request), self._client.budget()
+            )
+            if not answer.kvs:
+                break
+            name, entry = entry_of(self._prefix, answer.kvs)
+            start = after_log(self._prefix, name)
+            if entry is not None:
+                found.append(entry)
         return found
 
     async def content(self, log_id: str, budget: Budget) -> tuple[LogState, LogContent | None]:

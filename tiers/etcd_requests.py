@@ -17,8 +17,9 @@ from aetcd.rpc import kv_pb2 as kv
 from aetcd.rpc import rpc_pb2 as pb
 
 from sdcpd.protocol.commit_log import CommitRecord, Record
-from tiers.api import Corrupt
-from tiers.log_head import HEAD_BYTES, Head, head_of
+from tiers.api import Corrupt, LogEntry
+from tiers.log_head import HEAD_BYTES, Head, head_of, tag_of
+from tiers.log_rules import is_log_id
 
 EPOCH_MAX = 2**64 - 1
 # etcd counts the operations of a transaction and of the deepest one inside it together.
@@ -160,11 +161,13 @@ def unchanged(keys: Keys, state: LogState) -> Any:
     """The condition that the head is the one that was seen, or still none."""
     if state.head is None:
         return kv_absent(keys.head)
+    return at_revision(keys.head, state.revision)
+
+
+def at_revision(key: bytes, revision: int) -> Any:
+    """The condition that a key was last written at a revision; 0: that there is none."""
     return pb.Compare(
-        key=keys.head,
-        result=pb.Compare.EQUAL,
-        target=pb.Compare.MOD,
-        mod_revision=state.revision,
+        key=key, result=pb.Compare.EQUAL, target=pb.Compare.MOD, mod_revision=revision
     )
 
 
@@ -191,6 +194,33 @@ def delete_key(key: bytes) -> Any:
 def delete_log_request(keys: Keys) -> Any:
     """The removal of every key of a log."""
     return pb.DeleteRangeRequest(key=keys.all, range_end=_after(keys.all))
+
+
+def delete_unchanged_request(keys: Keys, state: LogState) -> Any:
+    """The same, while the log is what was seen."""
+    removal = pb.RequestOp(request_delete_range=delete_log_request(keys))
+    return pb.TxnRequest(compare=[unchanged(keys, state)], success=[removal])
+
+
+def after_log(prefix: str, name: bytes) -> bytes:
+    """Where the keys begin that follow those of a log, or of all that have a dot there."""
+    return prefix.encode() + b"/" + (b"/" if name.startswith(b".") else name + b"0")
+
+
+def next_log_request(prefix: str, start: bytes) -> Any:
+    """The first two keys from `start` on, which are `fence` and `head` of the next log."""
+    return pb.RangeRequest(key=start, range_end=f"{prefix}0".encode(), limit=2)
+
+
+def entry_of(prefix: str, found: Sequence[kv.KeyValue]) -> tuple[bytes, LogEntry | None]:
+    """What two keys are of: the name behind the prefix, and the log if it is one's."""
+    name, _, _ = bytes(found[0].key)[len(prefix) + 1 :].partition(b"/")
+    if not is_log_id(name.decode("latin-1")):
+        return name, None
+    keys = Keys(prefix, name.decode())
+    whole = [bytes(one.key) for one in found] == [keys.fence, keys.head]
+    tag = tag_of(bytes(found[1].value)[:HEAD_BYTES]) if whole else None
+    return name, LogEntry(keys.log_id, tag)
 
 
 def rows_request(keys: Keys, first: int, *, limit: int, end: int | None, revision: int) -> Any:

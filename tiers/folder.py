@@ -80,6 +80,18 @@ class Folder:
         fresh.replace(self.path / _STATE)
         self.sync()
 
+    @property
+    def used(self) -> bool:
+        """Whether a store has kept something here before."""
+        return (self.path / _STATE).exists()
+
+    def mark_used(self) -> None:
+        """Write that down, once, and make the names of the files durable; raises OSError."""
+        if self.used:
+            self.sync()
+        else:
+            self.mark(boot_id(), clean=False)
+
     def wipe(self) -> None:
         """Delete the LMDB files."""
         for name in ("data.mdb", "lock.mdb"):

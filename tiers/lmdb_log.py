@@ -12,6 +12,7 @@ import errno
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,14 +22,15 @@ from sdcpd.protocol.commit_log import Record
 from tiers.api import (
     LogAppend,
     LogContent,
+    LogEntry,
     LogError,
     LogHead,
     NotExtending,
     StoreFailed,
     StoreFull,
-    TierError,
 )
 from tiers.folder import Folder
+from tiers.lmdb_file import FileDamaged, check_file, trouble
 from tiers.log_head import Head
 from tiers.log_rows import LogRows
 from tiers.log_rules import (
@@ -63,6 +65,7 @@ class _Put:
 @dataclass(frozen=True, slots=True)
 class _Delete:
     log_id: str
+    if_match: str | None
 
 
 _Op = _Append | _Put | _Delete
@@ -74,17 +77,15 @@ class LmdbLogStore:
     def __init__(self, path: Path, *, map_bytes: int) -> None:
         """Open or create; raises TierError. `map_bytes` bounds all logs together (sparse)."""
         self._failure: str | None = None
-        self._folder = Folder(path, setting="[mlc] commit_log")
+        self._folder = Folder(path, setting="[mlc] log_path")
         try:
+            check_file(path, used=self._folder.used)
             self._env = _open(path, max(map_bytes, MAP_BYTES_MIN))
             self._rows = LogRows(self._env)
-            self._folder.sync()
-        except (lmdb.Error, OSError) as error:
+            self._folder.mark_used()
+        except (lmdb.Error, FileDamaged, OSError) as error:
             self._folder.release()
-            raise TierError(
-                f"the commit logs at {path} cannot be opened ({error}): check the disk, or restore"
-                " the directory; sessions that run can't be resumed without it"
-            ) from error
+            raise trouble("commit logs", path, error, setting="[mlc] log_path") from error
         self._writer = GroupWriter[_Op, str | None]("mlc-logs", self._perform)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="mlc-log-read")
 
@@ -134,9 +135,12 @@ class LmdbLogStore:
             outcomes.append(outcome)
         return outcomes
 
-    async def delete(self, log_id: str) -> None:
+    async def entries(self, *, after: str = "", count_max: int) -> Sequence[LogEntry]:
+        return await self._reading(partial(self._rows.entries, count_max=count_max), after)
+
+    async def delete(self, log_id: str, *, if_match: str | None = None) -> None:
         check_log_id(log_id)
-        outcome = (await self._write([_Delete(log_id)]))[0]
+        outcome = (await self._write([_Delete(log_id, if_match)]))[0]
         if isinstance(outcome, LogError):
             raise outcome
 
@@ -200,7 +204,9 @@ class LmdbLogStore:
                     return self._append(txn, item, records)
                 case _Put():
                     return self._put(txn, op)
-                case _Delete(log_id):
+                case _Delete(log_id, if_match):
+                    if if_match is not None:
+                        check_tag(_etag(self._rows.head_in(txn, log_id)), if_match=if_match)
                     self._rows.delete(txn, log_id)
                     return None
         except LogError as refusal:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import lmdb
 
 from tiers.api import TierError
 from tiers.folder import Folder
+from tiers.lmdb_file import FileDamaged, check_file, trouble
 from tiers.writer import GroupWriter
 
 MAP_BYTES_MIN = 64 * 1024
@@ -26,17 +27,15 @@ class LmdbRecords:
         self._folder = Folder(path, setting=setting)
         self._path, self._setting = path, setting
         try:
+            check_file(path, used=self._folder.used)
             self._env = lmdb.open(
                 str(path), map_size=max(map_bytes, MAP_BYTES_MIN), sync=True, mode=0o600
             )
             self._env.reader_check()
-            self._folder.sync()
-        except (lmdb.Error, OSError) as error:
+            self._folder.mark_used()
+        except (lmdb.Error, FileDamaged, OSError) as error:
             self._folder.release()
-            raise TierError(
-                f"the records at {path} cannot be opened ({error}): check the disk, restore the "
-                f"directory, or change {setting}"
-            ) from error
+            raise trouble("records", path, error, setting=setting) from error
         self._writer = GroupWriter[_Op, None]("records", self._perform)
 
     def all(self) -> dict[bytes, bytes]:
@@ -44,6 +43,17 @@ class LmdbRecords:
         try:
             with self._env.begin() as txn:
                 return {bytes(key): bytes(value) for key, value in txn.cursor()}
+        except lmdb.Error as error:
+            raise TierError(f"the records at {self._path} cannot be read: {error}") from error
+
+    async def keys_of_all(self) -> Set[bytes]:
+        """The keys stored here, without their values: nobody else writes to the directory."""
+        return await asyncio.to_thread(self._keys)
+
+    def _keys(self) -> Set[bytes]:
+        try:
+            with self._env.begin() as txn:
+                return {bytes(key) for key in txn.cursor().iternext(keys=True, values=False)}
         except lmdb.Error as error:
             raise TierError(f"the records at {self._path} cannot be read: {error}") from error
 

@@ -45,6 +45,14 @@ def head_of(stored: bytes) -> Head:
     return Head(*_HEAD.unpack(stored))
 
 
+def tag_of(stored: bytes) -> str | None:
+    """Return the tag of a head as it is stored, None for one that is damaged."""
+    try:
+        return head_of(stored).etag
+    except Corrupt:
+        return None
+
+
 def content_of(rows: list[bytes], head: Head) -> bytes:
     """Join the rows that the head stands for; raises Corrupt if they are not those."""
     chain = Head().chain

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import lmdb
 
-from tiers.api import LogContent
-from tiers.log_head import Head, content_of, head_of
+from tiers.api import LogContent, LogEntry
+from tiers.log_head import Head, content_of, head_of, tag_of
 
 _SEQUENCE = struct.Struct(">Q")
 
@@ -37,6 +37,18 @@ class LogRows:
             if head is None:
                 return None
             return LogContent(self.content_in(txn, log_id, head), head.etag)
+
+    def entries(self, after: str, count_max: int) -> list[LogEntry]:
+        """Return the logs whose ids follow `after`, in the order of their octets."""
+        found: list[LogEntry] = []
+        with self._env.begin() as txn, txn.cursor(db=self._heads) as cursor:
+            if not cursor.set_range(after.encode() + b"\0"):
+                return found
+            for key, raw in cursor:
+                found.append(LogEntry(bytes(key).decode(), tag_of(bytes(raw))))
+                if len(found) == count_max:
+                    break
+        return found
 
     def head_in(self, txn: lmdb.Transaction, log_id: str) -> Head | None:
         """As `head`, within a transaction."""

@@ -13,8 +13,13 @@ _LOG_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 def check_log_id(log_id: str) -> None:
     """Raise ValueError unless the id is one plain path segment."""
-    if _LOG_ID.fullmatch(log_id) is None:
+    if not is_log_id(log_id):
         raise ValueError("a log id is 1 to 64 characters of base64url")
+
+
+def is_log_id(text: str) -> bool:
+    """Tell whether a text is one plain path segment that can name a log."""
+    return _LOG_ID.fullmatch(text) is not None
 
 
 def check_condition(*, if_match: str | None, create: bool) -> None:

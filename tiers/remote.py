@@ -21,7 +21,7 @@ from dataclasses import replace
 from sdcpd.transport.http import Client, Headers, Response, TransportError
 from tiers.api import Entry, Key, TierFull, TierStats, entry_of
 from tiers.http_fields import AFTER, HOP
-from tiers.s3_pause import Pause
+from tiers.pause import Pause
 
 KINDS = ("target_kv.", "draft_kv.", "prompt_kv.")  # what the names of KV begin with
 OBJECT_BYTES_MIN = 16 << 10
@@ -57,7 +57,7 @@ class RemoteTier:
         self._client = client
         self._base = base.rstrip("/")
         self._kinds, self._object_bytes_min = kinds, object_bytes_min
-        self._pause = Pause(clock)
+        self._pause = Pause(f"the cache at {self._base}", clock)
         self._tags: OrderedDict[Key, str] = OrderedDict()
         self._hits = self._misses = self._corrupt = self._failures = 0
 

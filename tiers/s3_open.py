@@ -5,12 +5,9 @@ Imported only where an s3 tier is configured, since obstore need not be installe
 
 from __future__ import annotations
 
-import asyncio
 import os
-import stat
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +20,11 @@ from tiers.s3_place import S3Place
 from tiers.s3_probe import probe
 from tiers.s3_server import S3Server
 from tiers.s3_tier import OBJECT_BYTES_MIN, S3Tier
+from tiers.secret_file import secret_of
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
 
-KEY_CHARS_MAX = 4096
 # Beyond every deadline of S3Server, which counts; this one only ends what nobody waits for.
 _CLIENT_S = 600
 _KEYS_OF_AWS = (
@@ -38,7 +35,7 @@ _KEYS_OF_AWS = (
 )
 
 
-def open_s3(
+async def open_s3(
     place: S3Place,
     size_bytes: int,
     *,
@@ -46,15 +43,11 @@ def open_s3(
     object_bytes_min: int = OBJECT_BYTES_MIN,
     clock: Callable[[], float] = time.monotonic,
 ) -> S3Tier:
-    """Probe the bucket and open a tier in it; blocks, for PROBE_S at most. Raises TierError."""
+    """Probe the bucket, for PROBE_S at most, and open a tier in it; raises TierError."""
     store = open_store(place)
-    # In a thread, as there may be a loop in this one already.
-    with ThreadPoolExecutor(1, thread_name_prefix="s3-probe") as thread:
-        thread.submit(
-            lambda: asyncio.run(probe(store, prefix=place.prefix, where=place.where))
-        ).result()
+    await probe(store, prefix=place.prefix, where=place.where)
     return S3Tier(
-        S3Server(store, clock=clock),
+        S3Server(store, where=place.where, clock=clock),
         size_bytes,
         prefix=place.prefix,
         object_bytes_min=object_bytes_min,
@@ -99,19 +92,4 @@ def open_store(place: S3Place) -> S3Store:
 
 
 def _key(path: Path, *, setting: str) -> str:
-    try:
-        if stat.S_IMODE(path.stat().st_mode) & stat.S_IROTH:
-            raise TierError(
-                f"[mlc] tiers: {setting} {path} can be read by everybody: chmod 0640 it"
-            )
-        with path.open(encoding="ascii") as file:
-            text = file.read(KEY_CHARS_MAX + 1).strip()
-    except UnicodeDecodeError:
-        text = ""
-    except OSError as error:
-        raise TierError(
-            f"[mlc] tiers: {setting} {path} cannot be read ({error.strerror}): name a readable file"
-        ) from error
-    if not 0 < len(text) <= KEY_CHARS_MAX or not text.isprintable() or " " in text:
-        raise TierError(f"[mlc] tiers: {setting} {path} holds no key: put it there on one line")
-    return text
+    return secret_of(path, setting=f"[mlc] tiers: {setting}", what="key")

@@ -38,7 +38,10 @@ _HINTS = {
 
 
 async def probe(store: S3Store, *, prefix: str, where: str) -> None:
-    """Race, read back and delete one object; raises TierError, which names `where`."""
+    """Race, read back and delete one object; raises TierError, which names `where`.
+
+    Cancelled, or out of time, it may leave the object behind.
+    """
     path = "/".join(part for part in (prefix.strip("/"), "=probe", secrets.token_hex(8)) if part)
     try:
         async with asyncio.timeout(PROBE_S):

@@ -14,8 +14,8 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
+from tiers.pause import Pause
 from tiers.s3_format import HEAD_BYTES_MAX
-from tiers.s3_pause import Pause
 
 ANSWER_S = 2.0  # until a read is answered, or a deletion done
 WRITE_S = 5.0
@@ -38,10 +38,10 @@ class Stored:
 class S3Server:
     """One bucket; `failures` counts the calls that failed or took too long."""
 
-    def __init__(self, store: S3Store, *, clock: Callable[[], float]) -> None:
-        """`clock` measures the pauses; deadlines are the event loop's."""
+    def __init__(self, store: S3Store, *, where: str, clock: Callable[[], float]) -> None:
+        """`where` names it to people; `clock` measures pauses, deadlines are the event loop's."""
         self._store = store
-        self._pause = Pause(clock)
+        self._pause = Pause(where, clock)
         self.failures = 0
 
     @property

@@ -7,7 +7,7 @@ knows to be replaced or deleted it doesn't see again, whatever the server still 
 Two things are of this process alone. Its budget is for what it put since it was opened, and makes
 room by deleting that; what others put, or an earlier run, is left to them, or to a lifecycle rule
 of the bucket. Leases hold back its own eviction only: S3 has none, and other machines delete what
-they want. A server that fails is left alone for a while (s3_pause.py), and all is a miss.
+they want. A server that fails is left alone for a while (pause.py), and all is a miss.
 """
 
 from __future__ import annotations

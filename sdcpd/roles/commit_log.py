@@ -116,10 +116,13 @@ class CommitLog:
         """Read the log and tell what became of a record (D-P16, D-P17).
 
         COMMITTED: it is there and counts.  FENCED: a higher epoch, or another record of its round,
-        stands in its way for ever.  UNKNOWN: it is not there; append it again.
-        Raises LogUnavailable.
+        stands in its way for ever, or the log is gone, which happens long after a session's end
+        only.  UNKNOWN: it is not there; append it again.  Raises LogUnavailable.
         """
+        was_there = self._etag is not None
         summary = await self.read()
+        if was_there and self._etag is None:
+            return Outcome.FENCED
         if any(known == record for known in summary.commits):
             return Outcome.COMMITTED
         if summary.highest_epoch > record.epoch:

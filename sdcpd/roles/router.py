@@ -106,6 +106,16 @@ class Router:
             log.warning("%d sessions taken up again after a restart", len(self._sessions))
         return len(self._sessions)
 
+    async def open_logs(self) -> set[str]:
+        """Names of the logs of all sessions open here, or at routers that share the records.
+
+        Raises TierError.
+        """
+        sessions = set(self._sessions)
+        if self._context.records is not None:
+            sessions |= await self._context.records.keys_of_all()
+        return {session_path_id(session) for session in sessions}
+
     def reader(self, session: bytes, from_: int = 0) -> OutputReader | None:
         """Read an open session's output from token `from_` on; None if it is not known here."""
         routed = self._sessions.get(session)

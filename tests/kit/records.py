@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from tiers.api import TierError
 
@@ -19,6 +19,10 @@ class MemoryRecords:
     def all(self) -> Mapping[bytes, bytes]:
         """See Records."""
         return dict(self.content)
+
+    async def keys_of_all(self) -> Set[bytes]:
+        """See Records."""
+        return set(self.content)
 
     async def put(self, key: bytes, value: bytes) -> None:
         """See Records."""

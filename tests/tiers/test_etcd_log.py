@@ -514,3 +514,5 @@ async def test_d_m6_a_damaged_log_is_told_and_never_overwritten(
         with pytest.raises(Corrupt):
             await logs.append(LOG, commit(1), offset=None, if_match=tag)
     assert await data_of(logs, "other") == commit(1)
+    named = {entry.log_id: entry.etag for entry in await logs.entries(count_max=9)}
+    assert named["other"] and (named[LOG] is None or key in ("row", "fence"))

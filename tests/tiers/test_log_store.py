@@ -307,6 +307,36 @@ async def test_logs_do_not_mix(logs: LogStore) -> None:
         assert content is not None and content.data == commit(1, ord(name[-1]))
 
 
+async def test_logs_are_listed_in_parts(logs: LogStore) -> None:
+    """Each once, with its tag, whatever its name and however long it is."""
+    names = ["a", "a-", "a0", "A", "aa", "-", "--", "_", "0", "z" * 64, LOG]
+    items = [LogAppend(log_id=name, record_bytes=commit(1), create=True) for name in names]
+    tags = dict(zip(names, await logs.append_many(items), strict=True))
+    for number in range(2, 5):
+        tags["a"] = await logs.append("a", commit(1, number), offset=None, if_match=tags["a"])  # type: ignore[arg-type]
+    for count_max in (1, 4, 100):
+        after, found = "", []
+        while page := await logs.entries(after=after, count_max=count_max):
+            assert len(page) <= count_max
+            found += page
+            after = page[-1].log_id
+        assert sorted((one.log_id, one.etag) for one in found) == sorted(tags.items())
+
+
+async def test_a_log_is_deleted_only_as_it_was_seen(logs: LogStore) -> None:
+    first = await created(logs, commit(1))
+    second = await logs.append(LOG, commit(1, 2), offset=None, if_match=first)
+    with pytest.raises(Mismatch) as caught:
+        await logs.delete(LOG, if_match=first)
+    assert caught.value.etag == second and await logs.read(LOG) is not None
+    await logs.delete(LOG, if_match=second)
+    assert await logs.read(LOG) is None and not await logs.entries(count_max=9)
+    with pytest.raises(Mismatch) as caught:
+        await logs.delete(LOG, if_match=second)
+    assert caught.value.etag is None
+    assert await created(logs, commit(1)) == first
+
+
 async def test_a_full_map_refuses_and_keeps_what_it_has(tmp_path: Path) -> None:
     """Logs are never evicted; others in the same group still get what room there is."""
     logs = open_logs(tmp_path, 128 * 1024)
@@ -346,6 +376,9 @@ async def test_dm6_a_damaged_log_is_told_and_never_overwritten(tmp_path: Path, t
     with pytest.raises((Corrupt, Mismatch)):
         await logs.put(LOG, commit(1) * 3, if_match=tag, if_none_match=False)
     assert await logs.read("other") is not None
+    with pytest.raises((Corrupt, Mismatch)):
+        await logs.delete(LOG, if_match=tag if table == "head" else '"of another"')
+    assert {entry.log_id for entry in await logs.entries(count_max=9)} == {LOG, "other"}
     await logs.aclose()
 
 

@@ -96,10 +96,10 @@ import asyncio, logging, sys
 logging.basicConfig(level=logging.INFO)
 from tiers.build import TierSpec, build_objects
 from tiers.api import Key, entry_of
-build_objects([TierSpec("host", 1 << 20)])
-assert "torch" not in sys.modules
 async def main():
-    tier = build_objects([TierSpec("pinned", 1 << 20)])
+    await (await build_objects([TierSpec("host", 1 << 20)])).aclose()
+    assert "torch" not in sys.modules
+    tier = await build_objects([TierSpec("pinned", 1 << 20)])
     await tier.put(Key("s", "a"), entry_of(b"octets", media_type="a/b"), lease_s=0)
     found = await tier.get(Key("s", "a"))
     assert bytes(found.data) == b"octets"
@@ -223,7 +223,7 @@ async def test_a_long_copy_that_is_overtaken_leaves_nothing(event: str) -> None:
     await tier.aclose()
 
 
-def test_the_tier_is_built_from_its_entry(tmp_path: Path) -> None:
-    tier = build_objects([TierSpec("pinned", 64 * KIB), TierSpec("lmdb", 64 * KIB, tmp_path)])
+async def test_the_tier_is_built_from_its_entry(tmp_path: Path) -> None:
+    tier = await build_objects([TierSpec("pinned", 64 * KIB), TierSpec("lmdb", 64 * KIB, tmp_path)])
     assert [part.kind for part in tier.stats().parts] == ["pinned", "lmdb"]
-    asyncio.run(tier.aclose())
+    await tier.aclose()

@@ -16,9 +16,9 @@ from tests.kit.tier_contract import SIZE_BYTES, Checked, Clock, contract, entry
 from tiers.api import Key, Tier, TierError, TierFull, TierStats
 from tiers.build import TierSpec, build_objects
 from tiers.host import HostTier
+from tiers.pause import FAILURES_MAX
 from tiers.remote import RemoteTier, path_of
 from tiers.resource import MlcResource
-from tiers.s3_pause import FAILURES_MAX
 from tiers.stack import TierStack
 
 BASE = "https://cache.test/mlc/"
@@ -179,6 +179,6 @@ def test_no_scope_of_a_session_is_that_of_kept_kv() -> None:
     assert path_of(Key("A" * 22, "x")) == f"{'A' * 22}/x"
 
 
-def test_it_is_never_the_first() -> None:
+async def test_it_is_never_the_first() -> None:
     with pytest.raises(TierError, match="put an entry before it"):
-        build_objects([TierSpec("remote", 0, base=BASE)])
+        await build_objects([TierSpec("remote", 0, base=BASE)])

@@ -77,13 +77,13 @@ def tier_at(
     endpoint: str, prefix: str, clock: Clock, *, objects: int = 100, least: int = LARGE
 ) -> S3Tier:
     """A tier with room for that many objects of 64 KiB."""
-    server = S3Server(store_at(endpoint), clock=clock)
+    server = S3Server(store_at(endpoint), where="the bucket", clock=clock)
     size_bytes = objects * (LARGE + 256)
     return S3Tier(server, size_bytes, prefix=prefix, object_bytes_min=least, clock=clock)
 
 
 def open_s3_tier(path: Path, clock: Clock) -> Checked:
-    server = S3Server(running[0].store(), clock=clock)
+    server = S3Server(running[0].store(), where="the bucket", clock=clock)
     prefix = f"contract/{next(numbers)}"
     return S3Tier(server, SIZE_BYTES, prefix=prefix, object_bytes_min=0, clock=clock)
 
@@ -233,7 +233,9 @@ async def test_concurrent_users_see_one_version_or_none(
 
 
 async def test_a_bucket_that_has_gone_is_a_failure(process: S3Process, clock: Clock) -> None:
-    server = S3Server(store_at(process.endpoint, bucket="not-there"), clock=clock)
+    server = S3Server(
+        store_at(process.endpoint, bucket="not-there"), where="the bucket", clock=clock
+    )
     tier = S3Tier(server, 1 << 20, prefix="", clock=clock)
     assert await tier.get(A) is None
     with pytest.raises(TierFull):
@@ -410,7 +412,7 @@ def place(process: S3Process, prefix: str, folder: Path, **changes: object) -> S
 async def test_the_start_probes_and_leaves_nothing_behind(
     process: S3Process, prefix: str, clock: Clock, tmp_path: Path
 ) -> None:
-    tier = open_s3(place(process, prefix, tmp_path), 1 << 20, clock=clock)
+    tier = await open_s3(place(process, prefix, tmp_path), 1 << 20, clock=clock)
     await tier.put(A, entry(1, LARGE), lease_s=0)
     assert await tier.get(A) == entry(1, LARGE)
     listed = await obstore.list(process.store(), prefix=prefix).collect_async()
@@ -429,11 +431,11 @@ async def test_a_stack_is_opened_as_it_is_configured(
         f' secret_access_key_file = "{at.secret_access_key_file}" }}]',
         name="test",
     )
-    stack = build_objects(tier_specs(config, Path))
+    stack = await build_objects(tier_specs(config, Path))
     await stack.put(A, entry(1, LARGE), lease_s=0)
     assert [part.objects for part in stack.stats().parts] == [0, 1], "too large for the first"
     await stack.aclose()
-    stack = build_objects(tier_specs(config, Path))
+    stack = await build_objects(tier_specs(config, Path))
     assert await stack.get(A) == entry(1, LARGE)
     await stack.aclose()
 
@@ -485,6 +487,6 @@ async def test_what_is_wrong_with_a_bucket_is_said_in_one_sentence(
         for name, value in changes.items()
     }
     with pytest.raises(TierError, match=text) as caught:
-        open_s3(place(process, prefix, tmp_path, **files), 1 << 20)
+        await open_s3(place(process, prefix, tmp_path, **files), 1 << 20)
     said = str(caught.value)
     assert "\n" not in said and SECRET not in said and "WRONG" not in said

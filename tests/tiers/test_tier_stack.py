@@ -114,11 +114,11 @@ async def test_concurrent_users_see_one_version_or_none(tmp_path: Path) -> None:
 
 async def test_a_restart_finds_on_the_disk_what_was_handed_down(tmp_path: Path) -> None:
     specs = [TierSpec("host", 64 * 1024), TierSpec("lmdb", 1 << 20, tmp_path / "mlc" / "objects")]
-    stack = build_objects(specs)
+    stack = await build_objects(specs)
     for number in range(8):
         await stack.put(Key("s", str(number)), entry(number, 20_000), lease_s=0)
     await stack.aclose()
-    stack = build_objects(specs)
+    stack = await build_objects(specs)
     assert await stack.get(Key("s", "0")) == entry(0, 20_000)
     await stack.aclose()
 
@@ -129,7 +129,7 @@ async def test_a_restart_finds_on_the_disk_what_was_handed_down(tmp_path: Path) 
         ([], "give at least"),
         ([TierSpec("host", 10)], "give at least 65536"),
         ([TierSpec("lmdb", 1 << 20)], "give a directory"),
-        ([TierSpec("tape", 1 << 20)], 'use "pinned", "host", "lmdb" or "s3"'),  # type: ignore[arg-type]
+        ([TierSpec("tape", 1 << 20)], 'use one of "pinned", "host", "lmdb", "remote", "s3"'),  # type: ignore[arg-type]
         ([TierSpec("lmdb", 1 << 20, Path("x")), TierSpec("lmdb", 1 << 20, Path("x"))], "its own"),
         ([TierSpec("s3", 1 << 20)], "has no bucket"),
         (
@@ -139,17 +139,19 @@ async def test_a_restart_finds_on_the_disk_what_was_handed_down(tmp_path: Path) 
         ([TierSpec("lmdb", 1 << 20, Path("/proc/none"))], "/proc/none cannot be written"),
     ],
 )
-def test_what_is_wrong_with_tiers_is_said_in_one_sentence(specs: list[TierSpec], text: str) -> None:
+async def test_what_is_wrong_with_tiers_is_said_in_one_sentence(
+    specs: list[TierSpec], text: str
+) -> None:
     with pytest.raises(TierError, match=text) as caught:
-        build_objects(specs)
+        await build_objects(specs)
     assert "\n" not in str(caught.value)
 
 
 async def test_a_tier_that_fails_to_open_closes_the_others(tmp_path: Path) -> None:
     good = TierSpec("lmdb", 1 << 20, tmp_path / "a")
     with pytest.raises(TierError):
-        build_objects([good, TierSpec("lmdb", 1 << 20, Path("/proc/none"))])
-    await build_objects([good]).aclose()
+        await build_objects([good, TierSpec("lmdb", 1 << 20, Path("/proc/none"))])
+    await (await build_objects([good])).aclose()
 
 
 def test_a_bucket_without_the_package_for_it_says_what_to_install() -> None:
@@ -158,7 +160,8 @@ def test_a_bucket_without_the_package_for_it_says_what_to_install() -> None:
         "import sys; sys.modules['obstore'] = None\n"
         "import sdcpd.parts\n"
         "from tiers.build import *\n"
-        "try: build_objects([TierSpec('s3', 1 << 20, place=S3Place(bucket='abc'))])\n"
+        "import asyncio\n"
+        "try: asyncio.run(build_objects([TierSpec('s3', 1 << 20, place=S3Place(bucket='abc'))]))\n"
         "except TierError as error: print(error)\n"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

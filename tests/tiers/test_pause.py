@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from tests.kit.tier_contract import Clock
-from tiers.s3_pause import FAILURES_MAX, PAUSE_S_MAX, PAUSE_S_MIN, Pause
+from tiers.pause import FAILURES_MAX, PAUSE_S_MAX, PAUSE_S_MIN, Pause
 
 
 def fail(pause: Pause) -> None:
@@ -12,7 +16,7 @@ def fail(pause: Pause) -> None:
 
 
 def test_a_success_in_between_counts_anew() -> None:
-    pause = Pause(Clock())
+    pause = Pause("the bucket", Clock())
     for _ in range(10):
         for _ in range(FAILURES_MAX - 1):
             fail(pause)
@@ -22,7 +26,7 @@ def test_a_success_in_between_counts_anew() -> None:
 
 def test_one_call_tries_after_each_pause_and_each_is_longer() -> None:
     clock = Clock()
-    pause = Pause(clock)
+    pause = Pause("the bucket", clock)
     for _ in range(FAILURES_MAX):
         fail(pause)
     length_s = PAUSE_S_MIN
@@ -40,7 +44,7 @@ def test_one_call_tries_after_each_pause_and_each_is_longer() -> None:
 
 def test_a_trial_that_was_given_up_leaves_the_way_free() -> None:
     clock = Clock()
-    pause = Pause(clock)
+    pause = Pause("the bucket", clock)
     for _ in range(FAILURES_MAX):
         fail(pause)
     clock.now += PAUSE_S_MIN
@@ -51,10 +55,33 @@ def test_a_trial_that_was_given_up_leaves_the_way_free() -> None:
 
 def test_calls_that_were_under_way_make_the_pause_no_longer() -> None:
     clock = Clock()
-    pause = Pause(clock)
+    pause = Pause("the bucket", clock)
     for _ in range(20):
         assert pause.enter()
     for _ in range(20):
         pause.leave(failed=True)
     clock.now += PAUSE_S_MIN
     assert pause.enter()
+
+
+def test_people_are_told_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """Once each, however often it fails in between."""
+    caplog.set_level(logging.INFO, "sdcpd.mlc")
+    clock = Clock()
+    pause = Pause("the bucket", clock)
+    for _ in range(2):
+        caplog.clear()
+        for _ in range(FAILURES_MAX):
+            assert not caplog.messages
+            fail(pause)
+        for _ in range(5):
+            clock.now += PAUSE_S_MAX
+            fail(pause)
+        (text,) = caplog.messages
+        assert text.startswith(f"the bucket failed {FAILURES_MAX} times in a row: the cache does")
+        caplog.clear()
+        clock.now += PAUSE_S_MAX
+        for _ in range(3):
+            assert pause.enter()
+            pause.leave(failed=False)
+        assert caplog.messages == ["the bucket answers again: it is used as before"]

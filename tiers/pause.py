@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+log = logging.getLogger("sdcpd.mlc")
 FAILURES_MAX = 3
 PAUSE_S_MIN = 1.0
 PAUSE_S_MAX = 30.0
@@ -12,8 +14,9 @@ PAUSE_S_MAX = 30.0
 class Pause:
     """Tells whether to ask; after a pause one call tries, and the others wait for what it finds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, where: str, clock: Callable[[], float]) -> None:
+        """`where` names the server in the log: once when it begins to fail, once when that ends."""
+        self._where, self._clock = where, clock
         self._in_row = 0
         self._length_s = 0.0
         self._until = 0.0
@@ -36,11 +39,22 @@ class Pause:
         trial, self._trying = self._trying, False
         if failed is None:
             return
+        was_down = self._down
         if not failed:
+            if was_down:
+                log.info("%s answers again: it is used as before", self._where)
             self._in_row, self._length_s = 0, 0.0
             return
-        was_down = self._down
         self._in_row += 1
+        if self._down and not was_down:
+            log.info(
+                "%s failed %d times in a row: the cache does without it, and asks it again after"
+                " pauses of %.0f to %.0f s",
+                self._where,
+                FAILURES_MAX,
+                PAUSE_S_MIN,
+                PAUSE_S_MAX,
+            )
         # Calls that were under way when the pause began make it no longer.
         if self._down and (trial or not was_down):
             self._length_s = min(max(2 * self._length_s, PAUSE_S_MIN), PAUSE_S_MAX)

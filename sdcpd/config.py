@@ -193,6 +193,10 @@ class MlcSection(Section):
     log_size: Size = 16 << 30
     object_max: Size = 256 << 20
     scope_max: Percent = 100
+    local: bool = True
+    """Whether processes of one user on one host pass objects through shared memory."""
+    local_dir: Template = ""
+    """Where their sockets are; systemd's runtime directory or a private one if empty."""
     etcd: EtcdSection = EtcdSection()
 
 

@@ -154,7 +154,7 @@ class Parts:
 
         listener.refusals = RefusalLog(log, metrics.refused)
         server = Server(
-            self._announcing(instance, listener, identity, body_bytes_max),
+            self._announcing(instance, listener, identity, body_bytes_max, metrics),
             identity=identity,
             host=host,
             port=port,
@@ -182,6 +182,7 @@ class Parts:
         listener: Listener,
         identity: TlsIdentity,
         body_bytes_max: Callable[[str, str], int],
+        metrics: Metrics,
     ) -> Handler:
         """The listener's handler, which tells peers on this host of the short way to objects."""
         if self._same_host is None:
@@ -198,6 +199,7 @@ class Parts:
             return listener.handle
         self.stack.push_async_callback(self._same_host.close, server)
         self.certificates.on_renewal(identity, server.forget_tokens)
+        metrics.local_requests = lambda: server.exchanges
         return server.announcing(listener.handle)
 
     async def logs(self, instance: Instance) -> LogStore:

@@ -38,8 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         router.wait_notified("READY=1")
         yield site
     finally:
-        router.process.kill()
-        router.process.wait()
+        router.kill()
 
 
 def identity_files(site: Site) -> tuple[Path, Path, Path]:

@@ -104,7 +104,6 @@ class _Link:
                 question.authority,
                 question.headers,
                 len(body),
-                digest_of(body),
             )
         )
         if isinstance(answer, Refused):

@@ -24,6 +24,7 @@ from sdcpd.transport.local_tokens import LocalTokens
 
 FIELD = "sdcp-local"
 CONNECTIONS_MAX = 32  # each holds at most MEMORY_BYTES_MAX, which is charged to who made it
+BODIES_BYTES_MAX = 256 << 20  # copied out and not answered yet, of all connections together
 ACCEPT_PAUSE_S = 1.0  # without descriptors to spare
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ANNOUNCED_WITH = (200, 204, 304, 404)
@@ -80,6 +81,7 @@ class LocalServer:
         self.tokens = LocalTokens(clock=clock)
         self._listener: socket.socket | None = None
         self._connections: set[LocalServing] = set()
+        self._bodies_bytes = 0
         self.exchanges = 0
 
     def start(self) -> None:
@@ -114,6 +116,17 @@ class LocalServer:
             return response
 
         return handle
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether there is room for a body of that many octets; if so, it is taken."""
+        if self._bodies_bytes + size_bytes > BODIES_BYTES_MAX:
+            return False
+        self._bodies_bytes += size_bytes
+        return True
+
+    def release(self, size_bytes: int) -> None:
+        """Give it back."""
+        self._bodies_bytes -= size_bytes
 
     async def answer(self, request: Request) -> Response:
         """Answer a request that came this way; counts it."""

@@ -43,6 +43,10 @@ class Serving(Protocol):
     objects_path: str
     body_bytes_max: Callable[[str, str], int]
 
+    def take(self, size_bytes: int) -> bool: ...
+
+    def release(self, size_bytes: int) -> None: ...
+
     async def answer(self, request: Request) -> Response: ...
 
 
@@ -111,11 +115,10 @@ class LocalServing:
             self._refuse("only objects are served here")
         elif ask.size_bytes > self._server.body_bytes_max(ask.method, ask.target):
             self._refuse("the body is too large")
+        elif not self._server.take(ask.size_bytes):
+            self._refuse("too many bodies at once")
         else:
             body = memory.read(0, ask.size_bytes)
-            if digest_of(body) != ask.digest:
-                self._refuse("the body is not what was announced")
-                return
             request = Request(
                 ask.method, path, query, ask.headers, body, peer, authority=ask.authority
             )
@@ -126,6 +129,7 @@ class LocalServing:
             response = await answer(self._server.answer, request)
         finally:
             self._running = None
+            self._server.release(len(request.body))
             if not self._link.is_open:
                 self._unmap()
         if not self._link.is_open:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdcpd.transport import local_serving
+from sdcpd.transport import local_server, local_serving
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.local_memory import create
 from sdcpd.transport.local_messages import (
@@ -37,7 +37,7 @@ from tests.kit.same_host import MIB, Site, mlc_handler, same_host, turns
 from tiers.host import HostTier
 
 TOKEN = "t" * 32
-ASK = Ask(TOKEN, "PUT", "/objects/s/a", "host:1", (("a", "b"),), 3, digest_of(b"abc"))
+ASK = Ask(TOKEN, "PUT", "/objects/s/a", "host:1", (("a", "b"),), 3)
 MESSAGES: tuple[Message, ...] = (
     Hello(TOKEN),
     Ready(),
@@ -107,7 +107,6 @@ def _with(**parts: Any) -> bytes:
         {"headers": [["a", "x\r\ny"]]},
         {"headers": [["a"]]},
         {"headers": [["a", "b"]] * 200},
-        {"digest": "short"},
         {"token": ""},
     ],
 )
@@ -133,7 +132,7 @@ class Raw:
         self.say(encode(Hello(self.token)), self.fd)
 
     def ask(self, **parts: Any) -> None:
-        whole = {"token": self.token, "size_bytes": 0, "digest": digest_of(b""), **parts}
+        whole = {"token": self.token, "size_bytes": 0, **parts}
         self.say(_with(**whole))
 
     async def heard(self) -> Message | None:
@@ -239,7 +238,7 @@ async def _plays_the_server(one: Raw) -> None:
 async def _asks_with_memory(one: Raw) -> None:
     one.hello()
     assert await one.heard() == Ready()
-    one.say(_with(token=one.token, size_bytes=0, digest=digest_of(b"")), one.fd)
+    one.say(_with(token=one.token, size_bytes=0), one.fd)
 
 
 DEEDS = (
@@ -286,7 +285,6 @@ async def test_what_may_not_be_asked_is_refused_and_the_link_stays(site: Site) -
         {"target": "/sessions"},
         {"target": "/"},
         {"token": TOKEN},
-        {"digest": "0" * 32},
     ):
         one.ask(**parts)
         assert isinstance(await one.heard(), Refused), parts
@@ -346,7 +344,7 @@ async def test_what_is_written_after_asking_is_not_seen(tmp_path: Path) -> None:
         one.hello()
         assert await one.heard() == Ready()
         one.memory.write(0, b"honest")
-        one.ask(size_bytes=6, digest=digest_of(b"honest"), target="/objects/s/q_rows.a")
+        one.ask(size_bytes=6, target="/objects/s/q_rows.a")
         await entered.wait()
         one.memory.write(0, b"wicked")
         go_on.set()
@@ -354,6 +352,31 @@ async def test_what_is_written_after_asking_is_not_seen(tmp_path: Path) -> None:
         assert isinstance(answer, Answer) and answer.status == 201
         assert bodies == [b"honest"]
         one.close()
+
+
+async def test_bodies_that_wait_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_server, "BODIES_BYTES_MAX", 100 << 10)
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: Request) -> Response:
+        if request.path.endswith("held"):
+            entered.set()
+            await go_on.wait()
+        return Response(204)
+
+    async with same_host(tmp_path, handler=handler) as site:
+        client, over_tls = await site.ready()
+        body = bytes(64 << 10)
+        held = asyncio.create_task(client.request("PUT", site.uri("held"), body=body))
+        await entered.wait()
+        assert (await client.request("PUT", site.uri("q_rows.a"), body=body)).status == 204
+        assert over_tls.passed == [f"PUT {len(body)}"]
+        go_on.set()
+        assert (await held).status == 204
+        assert (await client.request("PUT", site.uri("q_rows.a"), body=body)).status == 204
+        assert client.exchanges == 2
 
 
 async def test_two_questions_at_once_are_one_too_many(tmp_path: Path) -> None:

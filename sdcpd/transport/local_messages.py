@@ -100,7 +100,7 @@ _KINDS: dict[str, type[Message]] = {
 }
 
 
-def digest_of(octets: bytes) -> str:
+def digest_of(octets: bytes | memoryview) -> str:
     """The checksum of a body."""
     return xxhash.xxh3_128_hexdigest(octets)
 

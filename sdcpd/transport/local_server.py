@@ -138,7 +138,7 @@ class LocalServer:
             request.path[:200],
             response.status,
             len(request.body),
-            len(response.body),
+            len(response.body if response.view is None else response.view),
         )
         return response
 

@@ -120,7 +120,14 @@ class LocalServing:
         else:
             body = memory.read(0, ask.size_bytes)
             request = Request(
-                ask.method, path, query, ask.headers, body, peer, authority=ask.authority
+                ask.method,
+                path,
+                query,
+                ask.headers,
+                body,
+                peer,
+                authority=ask.authority,
+                takes_view=True,
             )
             self._running = self._loop.create_task(self._answer(request, memory))
 
@@ -135,7 +142,7 @@ class LocalServing:
         if not self._link.is_open:
             return
         self._timer = self._loop.call_later(IDLE_S, self._close, "it was idle")
-        body = response.body
+        body = response.body if response.view is None else response.view
         if len(body) > memory.size_bytes:
             self._link.send(Refused("the answer does not fit", len(body)))
             return

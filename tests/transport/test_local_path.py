@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from collections.abc import Callable
@@ -25,10 +26,12 @@ from sdcpd.transport.local_messages import (
     parse_announcement,
 )
 from sdcpd.transport.local_tokens import LIFETIME_S, TOKENS_MAX, LocalTokens
+from tests.kit.cuda import no_cuda
 from tests.kit.http_pair import PEER
-from tests.kit.same_host import MIB, Recording, Site, mlc_handler, same_host
+from tests.kit.same_host import MIB, Recording, Site, mlc_handler, same_host, turns
 from tests.kit.tier_contract import Clock
 from tiers.host import HostTier
+from tiers.pinned import PinnedTier
 
 ROWS = os.urandom(MIB) * 4
 FRESH = (("if-none-match", "*"), ("sdcp-lease", "5000"))
@@ -235,6 +238,27 @@ async def test_what_was_done_and_not_answered_is_no_conflict(tmp_path: Path) -> 
         client, over_tls = await site.ready()
         assert await put(client, site.uri("q_rows.a")) == 204
         assert over_tls.passed == [f"PUT {len(ROWS)}"] and client.failures == 1
+
+
+async def test_what_lies_in_the_arena_is_copied_once_and_held_no_longer(tmp_path: Path) -> None:
+    tier = PinnedTier(16 * MIB, runtime=no_cuda)
+    async with same_host(tmp_path, tier=tier) as site:
+        client, over_tls = await site.ready()
+        uri = site.uri("q_rows.a")
+        assert await put(client, uri) == 201
+        got = await client.request("GET", uri)
+        assert got.body == ROWS and isinstance(got.body, bytes)
+        part = await client.request("GET", uri, headers=(("range", "bytes=10-19"),))
+        assert (part.status, part.body) == (206, ROWS[10:20])
+        assert not over_tls.passed and client.exchanges == 3
+        plain = await over_tls.request("GET", uri)
+        assert plain.body == ROWS
+        assert await put(client, uri) == 412, "there already"
+        assert (await client.request("PUT", uri, body=ROWS)).status == 204
+        await client.request("DELETE", uri)
+        await turns()
+        gc.collect()
+        assert tier._arena.held_bytes() == 0
 
 
 Fault = Callable[[LocalLink, Message], object]

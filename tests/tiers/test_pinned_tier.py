@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from tests.kit.cuda import FakeRuntime, no_cuda
 from tests.kit.tier_contract import Clock, entry
 from tiers import pinned
 from tiers.api import Entry, Key, TierFull
-from tiers.build import TierSpec, build_objects
 from tiers.cuda_memory import TorchRuntime
 from tiers.host import HostTier
 from tiers.pinned import PinnedTier, cost_bytes
@@ -94,19 +92,20 @@ def test_torch_stays_out_unless_the_tier_is_configured_and_a_cpu_is_enough() -> 
     code = """
 import asyncio, logging, sys
 logging.basicConfig(level=logging.INFO)
-from tiers.build import TierSpec, build_objects
 from tiers.api import Key, entry_of
+from tiers.build import TierSpec, build_objects
 build_objects([TierSpec("host", 1 << 20)])
 assert "torch" not in sys.modules
 async def main():
-    tier = build_objects([TierSpec("pinned", 1 << 20)])
+    tier = build_objects([TierSpec("pinned", 1 << 20), TierSpec("host", 1 << 20)])
     await tier.put(Key("s", "a"), entry_of(b"octets", media_type="a/b"), lease_s=0)
     found = await tier.get(Key("s", "a"))
     assert bytes(found.data) == b"octets"
     del found
-    assert await asyncio.to_thread(tier._registration.settled)
+    assert await asyncio.to_thread(tier._tiers[0]._registration.settled)
     assert "torch" in sys.modules
-    print(tier.stats().kind, tier.stats().pinned)
+    upper = tier.stats().parts[0]
+    print(upper.kind, upper.pinned)
     await tier.aclose()
 asyncio.run(main())
 """
@@ -221,9 +220,3 @@ async def test_a_long_copy_that_is_overtaken_leaves_nothing(event: str) -> None:
     gc.collect()
     assert tier._arena.held_bytes() == (0 if expected is None else 256)
     await tier.aclose()
-
-
-def test_the_tier_is_built_from_its_entry(tmp_path: Path) -> None:
-    tier = build_objects([TierSpec("pinned", 64 * KIB), TierSpec("lmdb", 64 * KIB, tmp_path)])
-    assert [part.kind for part in tier.stats().parts] == ["pinned", "lmdb"]
-    asyncio.run(tier.aclose())

@@ -126,6 +126,38 @@ async def test_another_user_is_turned_away(tmp_path: Path, monkeypatch: pytest.M
         assert over_tls.passed == [f"PUT {len(ROWS)}"] and not site.local.exchanges
 
 
+async def test_another_user_that_reaches_the_socket_is_not_served(tmp_path: Path) -> None:
+    """Only root can try it in earnest: a child of nobody's connects and hears the end."""
+    if os.geteuid() != 0:
+        return
+    async with same_host(tmp_path) as site:
+        path = site.local._path
+        path.parent.chmod(0o755)
+        path.chmod(0o666)
+        child = os.fork()
+        if child == 0:
+            os._exit(_heard_as_nobody(path))
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert not site.local._connections
+
+
+def _heard_as_nobody(path: Path) -> int:
+    """0 if the connection was closed at once."""
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.settimeout(20)
+            other.connect(str(path))
+            return len(other.recv(10))
+    except ConnectionResetError:
+        return 0
+    except OSError:
+        return 1
+
+
 async def test_an_old_token_is_renewed_over_tls(tmp_path: Path) -> None:
     clock = Clock()
     async with same_host(tmp_path, clock=clock) as site:
@@ -320,8 +352,8 @@ async def test_whatever_fails_goes_over_tls(fault: str, tmp_path: Path) -> None:
             listener.listen()
             loop.add_reader(listener.fileno(), accept)
             _divert(client, site, path)
-            assert await put(client, site.uri("q_rows.a"), few, timeout_s=0.5) == 201
-            got = await client.request("GET", site.uri("q_rows.a"), timeout_s=0.5)
+            assert await put(client, site.uri("q_rows.a"), few, timeout_s=0.3) == 201
+            got = await client.request("GET", site.uri("q_rows.a"), timeout_s=0.3)
             loop.remove_reader(listener.fileno())
         assert got.body == few and not client.exchanges
         for link in links:

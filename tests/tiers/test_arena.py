@@ -43,6 +43,24 @@ class SlotsMachine(RuleBasedStateMachine):
         assert start // self.chunk_bytes == (end - 1) // self.chunk_bytes
         self.taken[start] = rounded(size)
 
+    @rule(size=st.integers(0, 40 * GRANULE_BYTES), data=st.data())
+    def could_take(self, size: int, data: st.DataObject) -> None:
+        """As a plain count says, granule by granule."""
+        kept = [start for start in sorted(self.taken) if data.draw(st.booleans())]
+        granules = {
+            at // GRANULE_BYTES
+            for start in kept
+            for at in range(start, start + self.taken[start], GRANULE_BYTES)
+        }
+        longest = run = 0
+        for at in range(SIZE_BYTES // GRANULE_BYTES):
+            if at % (self.chunk_bytes // GRANULE_BYTES) == 0:
+                run = 0
+            run = 0 if at in granules else run + 1
+            longest = max(longest, run)
+        fits = longest * GRANULE_BYTES >= rounded(size)
+        assert self.slots.could_take(size, keeping=kept) == fits
+
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:

@@ -138,6 +138,23 @@ async def test_what_a_reader_holds_is_not_overwritten() -> None:
     await tier.aclose()
 
 
+async def test_a_refused_object_evicts_nothing_and_leaves_the_old(clock: Clock) -> None:
+    """There is room, but a leased object lies in the middle of it."""
+    tier = PinnedTier(10 * cost_bytes(4 * KIB), runtime=no_cuda, clock=clock)
+    keys = [Key("s", str(n)) for n in range(9)]
+    for n, key in enumerate(keys):
+        await tier.put(key, entry(n, 4 * KIB), lease_s=5 if n == 4 else 0)
+    with pytest.raises(TierFull, match="between them"):
+        await tier.put(keys[0], entry(9, 26 * KIB), lease_s=0)
+    assert [await tier.holds(key) for key in keys] == [True] * 9
+    assert await got(tier, keys[0]) == bytes(4 * KIB)
+    clock.now += 5
+    await tier.put(keys[0], entry(9, 26 * KIB), lease_s=0)
+    assert await got(tier, keys[0]) == bytes([9]) * 26 * KIB
+    tier.check()
+    await tier.aclose()
+
+
 async def test_what_is_corrupt_is_a_miss_and_counted() -> None:
     tier = PinnedTier(64 * KIB, runtime=no_cuda)
     coded = replace(entry(2, 500), coding="zstd", etag='"of-what-it-decodes-to"')

@@ -196,7 +196,7 @@ class MlcSection(Section):
     local: bool = True
     """Whether processes of one user on one host pass objects through shared memory."""
     local_dir: Template = ""
-    """Where their sockets are; systemd's runtime directory or a private one if empty."""
+    """Where their sockets are; beside the admin socket if empty."""
     etcd: EtcdSection = EtcdSection()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -63,9 +62,6 @@ class SameHost:
         if configured is not None:
             configured.mkdir(mode=0o700, parents=True, exist_ok=True)
             return configured
-        by_systemd = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-        if by_systemd:
-            return Path(by_systemd)
         if self._own_directory is None:
             self._own_directory = Path(tempfile.mkdtemp(prefix="sdcpd-"))
         return self._own_directory

@@ -136,7 +136,6 @@ def _config(
         'tiers = [{ kind = "host", size = "256MiB" }]',
         f"log_path = {_text(directory / 'commit-logs')}",
         'log_size = "1GiB"',
-        f"local_dir = {_text(plan.admin.parent)}",
         f"[{plan.role}]",
         f'listen = "127.0.0.1:{plan.port}"',
         f"base_uri = {_text(plan.base_uri)}",

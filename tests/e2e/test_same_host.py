@@ -31,8 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A router alone, which has a cache like all roles."""
     site = make_site(tmp_path_factory.mktemp("host"))
     log = ["[log]", 'level = "debug"']
-    mlc = [f'local_dir = "{site.directory}"']
-    config = site.config("router", *site.section("router", "router"), *log, mlc=mlc)
+    config = site.config("router", *site.section("router", "router"), *log)
     router = site.start("router-r0", config)
     try:
         router.wait_notified("READY=1")

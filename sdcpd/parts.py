@@ -187,13 +187,9 @@ class Parts:
         """The listener's handler, which tells peers on this host of the short way to objects."""
         if self._same_host is None:
             return listener.handle
-        beside = (
-            instance.fill(self.config.admin.socket).parent if self.config.admin.socket else None
-        )
-        directory = self.config.mlc.local_dir
         server = self._same_host.serve(
             listener.handle,
-            directory=instance.fill(directory) if directory else beside,
+            directory=settings.local_dir(self.config, instance.fill),
             name=f"{instance.role}.{instance.name}",
             objects_path=f"{listener.base_path}/objects/",
             body_bytes_max=body_bytes_max,

@@ -153,6 +153,7 @@ class LocalPlace:
         self._memory_bytes = MEMORY_BYTES_MIN
         self._idle: list[_Link] = []
         self._turns = asyncio.Semaphore(LINKS_MAX)
+        self._is_closed = False
 
     async def exchange(self, question: Question) -> Response:
         """Ask and return the answer; raises LocalFailed or OSError, within any deadline."""
@@ -164,7 +165,7 @@ class LocalPlace:
             except BaseException:
                 link.close()
                 raise
-            if link.is_open:
+            if link.is_open and not self._is_closed:
                 self._idle.append(link)
             else:
                 link.close()
@@ -178,6 +179,10 @@ class LocalPlace:
 
     def close(self) -> None:
         """Close the links that are not in use; those that are close when they are done."""
+        self._is_closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         for link in self._idle:
             link.close()
         self._idle.clear()
@@ -186,7 +191,7 @@ class LocalPlace:
         """Have links that carry so much, if any can."""
         if self._memory_bytes < size_bytes <= MEMORY_BYTES_MAX:
             self._memory_bytes = 1 << (size_bytes - 1).bit_length()
-            self.close()
+            self._close_idle()
 
     async def _link(self) -> _Link:
         """A link that nobody uses; new where there is none that is open and large enough."""

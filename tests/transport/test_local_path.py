@@ -252,6 +252,29 @@ async def test_who_gives_up_in_the_middle_gets_another_link(tmp_path: Path) -> N
         assert (await client.request("GET", site.uri("q_rows.held"))).body == ROWS, "it went on"
 
 
+async def test_links_in_use_end_with_what_they_carry_once_the_place_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    held, entered = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: Request) -> Response:
+        if request.method == "PUT":
+            entered.set()
+            await held.wait()
+        return Response(204)
+
+    async with same_host(tmp_path, handler=handler) as site:
+        client, over_tls = await site.ready()
+        task = asyncio.create_task(put(client, site.uri("q_rows.a")))
+        await entered.wait()
+        client.forget()
+        held.set()
+        assert await task == 204 and not over_tls.passed
+        while site.local._connections:
+            await turns()
+        assert not client.is_near(site.base)
+
+
 async def test_what_was_done_and_not_answered_is_no_conflict(tmp_path: Path) -> None:
     """The answer is lost, so it is done again over TLS, where the same octets are there."""
     inner = mlc_handler("https://127.0.0.1/", HostTier(64 * MIB))

@@ -16,7 +16,7 @@ from tests.kit.cuda import FakeRuntime, no_cuda
 from tests.kit.tier_contract import Clock, entry
 from tiers import pinned
 from tiers.api import Entry, Key, TierFull
-from tiers.cuda_memory import TorchRuntime
+from tiers.cuda_memory import NotPinned, TorchRuntime
 from tiers.host import HostTier
 from tiers.pinned import PinnedTier, cost_bytes
 from tiers.stack import TierStack
@@ -236,4 +236,24 @@ async def test_a_long_copy_that_is_overtaken_leaves_nothing(event: str) -> None:
     await asyncio.sleep(0)  # the loop forgets what it called last
     gc.collect()
     assert tier._arena.held_bytes() == (0 if expected is None else 256)
+    await tier.aclose()
+
+
+@pytest.mark.device
+async def test_a_gpu_copies_from_the_arena_and_sees_no_error_of_ours() -> None:
+    import torch
+
+    tier = PinnedTier(64 << 20)
+    assert await asyncio.to_thread(tier._registration.settled)
+    assert tier.stats().pinned
+    await tier.put(A, entry(7, 4 << 20), lease_s=0)
+    found = await tier.get(A)
+    assert found is not None
+    here = torch.frombuffer(found.data, dtype=torch.uint8)
+    assert here.is_pinned()
+    assert torch.equal(here.cuda(non_blocking=True).cpu(), here)
+    with pytest.raises(NotPinned):
+        TorchRuntime().register(tier._arena.address, 1 << 20)  # a second time
+    assert torch.zeros(1, device="cuda").item() == 0, "the error is not pending"
+    del found, here
     await tier.aclose()

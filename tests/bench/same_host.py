@@ -4,6 +4,7 @@ In process: put and get of the memory tiers against a memcpy between touched buf
 Between two processes: PUT and GET by the way through shared memory and over mutual TLS, against SET
 and GET of a redis-server over loopback TCP (apt-get install redis-server), by redis-py where it is
 installed and by a bare client that only moves octets.  Medians; the rows of a table take turns.
+With --objects 1 everything stays in the processor's caches.
 """
 
 from __future__ import annotations
@@ -40,40 +41,46 @@ from tiers.host import HostTier
 from tiers.pinned import PinnedTier
 
 SIZE_BYTES = 4 << 20
-OBJECTS = 16
+OBJECTS = 16  # 64 MiB, more than the caches of most processors hold
+BLOCKS = 5
 KIND = "application/octet-stream"
 Step = Callable[[int], Awaitable[object]]
 
 
-def objects() -> list[bytes]:
+def objects(count: int) -> list[bytes]:
     """Different octets, each in pages of its own."""
-    return [os.urandom(SIZE_BYTES) for _ in range(OBJECTS)]
+    return [os.urandom(SIZE_BYTES) for _ in range(count)]
 
 
-async def medians(steps: dict[str, Step], rounds: int) -> dict[str, float]:
-    """Seconds of each step; in each round all take their turn, and the first rounds warm up."""
+async def medians(steps: dict[str, Step], rounds: int, count: int) -> dict[str, float]:
+    """Seconds of each step.
+
+    They take turns in blocks: one after the other with the same object, the first would warm the
+    caches for the rest. The beginning of a block warms up.
+    """
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + OBJECTS):
+    for _ in range(BLOCKS):
         for name, step in steps.items():
-            begin = time.perf_counter()
-            await step(number % OBJECTS)
-            if number >= OBJECTS:
-                times[name].append(time.perf_counter() - begin)
+            for number in range(rounds // BLOCKS + count):
+                begin = time.perf_counter()
+                await step(number % count)
+                if number >= count:
+                    times[name].append(time.perf_counter() - begin)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 # ---- in process
 
 
-async def in_process(rounds: int) -> None:
+async def in_process(rounds: int, count: int) -> None:
     """One thread, one loop."""
-    sources = objects()
+    sources = objects(count)
     entries = [entry_of(one, media_type=KIND) for one in sources]
-    target = (ctypes.c_char * (OBJECTS * SIZE_BYTES))()
+    target = (ctypes.c_char * (count * SIZE_BYTES))()
     ctypes.memset(target, 1, len(target))
-    keys = [Key("scope", str(number)) for number in range(OBJECTS)]
-    host = HostTier(2 * OBJECTS * SIZE_BYTES)
-    pinned = PinnedTier(2 * OBJECTS * SIZE_BYTES, runtime=no_cuda)
+    keys = [Key("scope", str(number)) for number in range(count)]
+    host = HostTier(2 * count * SIZE_BYTES)
+    pinned = PinnedTier(2 * count * SIZE_BYTES, runtime=no_cuda)
 
     async def copy_in(number: int) -> None:
         ctypes.memmove(ctypes.byref(target, number * SIZE_BYTES), sources[number], SIZE_BYTES)
@@ -105,7 +112,7 @@ async def in_process(rounds: int) -> None:
         "pinned put, tag computed first": tag_and_put,
         "pinned get, copied out as well": get_and_copy,
     }
-    found = await medians(steps, rounds)
+    found = await medians(steps, rounds, count)
     print("In process, 4 MiB                    us    x memcpy")
     for name, taken_s in found.items():
         base_s = found["memcpy out" if "get" in name or "out" in name else "memcpy in"]
@@ -121,7 +128,7 @@ def serve(folder: Path, pipe: Connection, kind: str) -> None:
     """A cache in a process of its own."""
 
     async def run() -> None:
-        size_bytes = 2 * OBJECTS * SIZE_BYTES
+        size_bytes = 32 * SIZE_BYTES
         tier: Tier = (
             PinnedTier(size_bytes, runtime=no_cuda) if kind == "pinned" else HostTier(size_bytes)
         )
@@ -233,9 +240,9 @@ def redis_step(client: Any, sources: list[bytes]) -> Step:
     return step
 
 
-async def between_processes(rounds: int) -> None:
+async def between_processes(rounds: int, count: int) -> None:
     """Ours and Redis in one run."""
-    sources = objects()
+    sources = objects(count)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         CertKit(folder / "warm")
@@ -261,7 +268,7 @@ async def between_processes(rounds: int) -> None:
                 client = redis.Redis(port=port)
                 stack.callback(client.close)
                 steps[f"Redis, redis-py with {parser}"] = redis_step(client, sources)
-        found = await medians(steps, rounds)
+        found = await medians(steps, rounds, count)
         best_s = found["shared memory, host tier"]
         print("Two processes, 4 MiB there and back   us    x shared memory")
         for name, taken_s in found.items():
@@ -272,9 +279,10 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=150, help="of which the median is taken")
-    rounds = parser.parse_args().rounds
-    uvloop.run(in_process(rounds))
-    uvloop.run(between_processes(rounds))
+    parser.add_argument("--objects", type=int, default=OBJECTS, help="that take turns")
+    asked = parser.parse_args()
+    uvloop.run(in_process(asked.rounds, asked.objects))
+    uvloop.run(between_processes(asked.rounds, asked.objects))
 
 
 if __name__ == "__main__":

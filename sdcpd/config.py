@@ -200,6 +200,10 @@ class MlcSection(Section):
     """How long a log is kept after its session has ended."""
     object_max: Size = 256 << 20
     scope_max: Percent = 100
+    local: bool = True
+    """Whether processes of one user on one host pass objects through shared memory."""
+    local_dir: Template = ""
+    """Where their sockets are; beside the admin socket if empty."""
     etcd: EtcdSection = EtcdSection()
 
 

@@ -14,6 +14,11 @@ _OF_S3 = ("bucket", "prefix", "endpoint", "region", *_KEY_FILES)
 
 def tier_problems(tiers: Sequence[TierSection]) -> Iterator[str]:
     """A sentence for each thing that is wrong, which begins with the entry."""
+    if tiers and (tiers[0].kind == "remote" or [one.kind for one in tiers] == ["s3"]):
+        yield (
+            f"mlc.tiers[0]: a {tiers[0].kind} tier takes only some objects: put an entry before it,"
+            ' as in { kind = "host", size = "1GiB" }'
+        )
     for index, tier in enumerate(tiers):
         here = f"mlc.tiers[{index}]"
         if tier.kind == "lmdb" and not tier.path:
@@ -24,7 +29,7 @@ def tier_problems(tiers: Sequence[TierSection]) -> Iterator[str]:
             yield from (f"{here}: {text}" for text in _remote_problems(tier))
         else:
             if "size" not in tier.model_fields_set:
-                yield f'{here}: size is missing: say how much it may hold, as in size = "8GiB"'
+                yield f'key "size" is missing in [mlc.tiers.{index}]; add size = "1GiB"'
             if tier.base is not None:
                 yield f'{here}: base is of a tier of kind = "remote", this one is "{tier.kind}"'
         if tier.kind == "s3":

@@ -32,6 +32,8 @@ class Metrics:
         """Requests that the transport refused, by reason."""
         self.expiry_s: Callable[[], float] | None = None
         """When the role's certificate expires, in seconds since the epoch."""
+        self.local_requests: Callable[[], int] | None = None
+        """Requests for objects that came through shared memory."""
         self._registry = CollectorRegistry()
         self._registry.register(_Tls(role, self))
         if rounds is not None:
@@ -74,14 +76,14 @@ class _Collector:
 
 
 class _Tls(_Collector):
-    """Who was not let in, and until when others let us in."""
+    """Who was not let in, who came by the short way, and until when others let us in."""
 
     def __init__(self, role: str, metrics: Metrics) -> None:
         super().__init__(role)
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """Both."""
+        """All of it."""
         failures = self._family(
             "sdcp_tls_handshake_failures", "Connections not let in, by reason.", "reason"
         )
@@ -94,6 +96,12 @@ class _Tls(_Collector):
         for reason, count in self._metrics.refused_requests.items():
             refused.add_metric([self._role, reason], count)
         yield refused
+        if self._metrics.local_requests is not None:
+            yield self._total(
+                "sdcp_local_requests",
+                "Requests for objects that came through shared memory, from this host.",
+                self._metrics.local_requests(),
+            )
         if self._metrics.expiry_s is not None:
             expiry = GaugeMetricFamily(
                 "sdcp_tls_certificate_expiry_timestamp_seconds",

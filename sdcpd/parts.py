@@ -24,10 +24,12 @@ from sdcpd.roles.base import Listener
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.status import StatusReporter
 from sdcpd.roles.tasks import Tasks
+from sdcpd.same_host import SameHost
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import Handler, Peer, Request
 from sdcpd.transport.http1 import Http1Server
 from sdcpd.transport.identity_files import IdentityError
+from sdcpd.transport.local_client import LocalClient
 from sdcpd.transport.loopback import LoopbackClient
 from sdcpd.transport.refusal_log import RefusalLog
 from sdcpd.transport.server import Server
@@ -83,6 +85,7 @@ class Parts:
         self.peers = PeerTable(config.node.trust_domain, settings.peer_entries(config))
         self._routes: dict[str, Handler] = {}  # base URIs served in this process
         self.certificates = Certificates()
+        self._same_host = SameHost() if config.mlc.local else None
         self._identities: dict[str, TlsIdentity] = {}
         self.on_fatal: Callable[[str], None] = log.critical
         """Told why the process must end."""
@@ -122,13 +125,22 @@ class Parts:
         return identity
 
     def client(self, identity: TlsIdentity) -> LoopbackClient:
-        """Calls to roles in this process stay in it; the others go over TLS."""
+        """Calls to roles in this process stay in it; the others go over TLS.
+
+        Objects go through shared memory where the other role is on this host.
+        """
         http = HttpClient(
             identity, check_peer=self.peers.check_server, transport=self.config.node.transport
         )
         self.certificates.on_renewal(identity, http.renew_connections)
         self.stack.push_async_callback(http.aclose)
-        return LoopbackClient(self._routes, _own_peer(identity), fallback=http)
+        peer = _own_peer(identity)
+        if self._same_host is None:
+            return LoopbackClient(self._routes, peer, fallback=http)
+        local = LocalClient(http)
+        self.certificates.on_renewal(identity, local.forget)
+        self.stack.push_async_callback(local.aclose)
+        return LoopbackClient(self._routes, peer, fallback=local, is_near=local.is_near)
 
     def check_base_uri(self, instance: Instance, identity: TlsIdentity) -> None:
         """Raise StartError unless the certificate is for the instance's base URI (D-I1)."""
@@ -161,7 +173,7 @@ class Parts:
 
         listener.refusals = RefusalLog(log, metrics.refused)
         server = Server(
-            listener.handle,
+            self._announcing(instance, listener, identity, body_bytes_max, metrics),
             identity=identity,
             host=host,
             port=port,
@@ -182,6 +194,31 @@ class Parts:
         self.stack.push_async_callback(server.aclose, 2.0)
         self._routes[base_uri] = listener.handle
         log.info("%s: listening on %s:%d as %s", instance.label, host, port, base_uri)
+
+    def _announcing(
+        self,
+        instance: Instance,
+        listener: Listener,
+        identity: TlsIdentity,
+        body_bytes_max: Callable[[str, str], int],
+        metrics: Metrics,
+    ) -> Handler:
+        """The listener's handler, which tells peers on this host of the short way to objects."""
+        if self._same_host is None:
+            return listener.handle
+        server = self._same_host.serve(
+            listener.handle,
+            directory=settings.local_dir(self.config, instance.fill),
+            name=f"{instance.role}.{instance.name}",
+            objects_path=f"{listener.base_path}/objects/",
+            body_bytes_max=body_bytes_max,
+        )
+        if server is None:
+            return listener.handle
+        self.stack.push_async_callback(self._same_host.close, server)
+        self.certificates.on_renewal(identity, server.forget_tokens)
+        metrics.local_requests = lambda: server.exchanges
+        return server.announcing(listener.handle)
 
     async def logs(self, instance: Instance) -> LogStore:
         """A router's commit logs, on its disk or in etcd; raises TierError."""

@@ -58,6 +58,13 @@ def tier_specs(config: Config, fill: Callable[[str], Path]) -> list[TierSpec]:
     ]
 
 
+def local_dir(config: Config, fill: Callable[[str], Path]) -> Path | None:
+    """Where `[mlc] local_dir` has the sockets, or beside the admin socket; None for neither."""
+    if config.mlc.local_dir:
+        return fill(config.mlc.local_dir)
+    return fill(config.admin.socket).parent if config.admin.socket else None
+
+
 def etcd(config: Config, fill: Callable[[str], Path]) -> EtcdSettings:
     """`[mlc.etcd]`; raises TierError for files that cannot be used."""
     section = config.mlc.etcd

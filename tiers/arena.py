@@ -11,6 +11,7 @@ import ctypes
 import os
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 
 from sdcpd.transport.local_memory import create
@@ -73,6 +74,14 @@ class Arena:
         exporter = self._memory.exporter(offset, rounded(size_bytes))
         self._lent[offset] = weakref.ref(exporter, partial(_note, self._returned, offset))
         return Slot(offset, size_bytes, exporter)
+
+    def could_take(self, size_bytes: int, *, keeping: Iterable[Slot]) -> bool:
+        """Whether so much could be taken at once, or after all but these slots have gone."""
+        self._collect()
+        if rounded(size_bytes) <= self._slots.largest_bytes:
+            return True
+        offsets = (slot.offset for slot in keeping)
+        return self._slots.could_take(size_bytes, keeping=offsets)
 
     def write(self, slot: Slot, at: int, data: bytes | memoryview) -> None:
         """Copy octets into a slot, from its octet `at` on."""

@@ -74,13 +74,13 @@ async def build_objects(
         raise TierError("two entries of [mlc] tiers have the same path: give each its own")
     for spec in specs:
         _check(spec)
-    if specs[0].kind in ("remote", "s3"):
-        raise TierError(
-            f"[mlc] tiers: the first is a {specs[0].kind} tier, which takes only some objects: put"
-            ' an entry before it, as in {kind = "host", size = "1GiB"}'
-        )
     if any(spec.kind == "s3" for spec in specs[:-1]):
         raise TierError("[mlc] tiers: the s3 tier is the slowest: put its entry last")
+    if specs[0].kind in ("remote", "s3"):
+        raise TierError(
+            f"[mlc] tiers: the first entry is {specs[0].kind}, which takes only some objects: put"
+            ' an entry before it, as in {kind = "host", size = "1GiB"}'
+        )
     tiers: list[Tier] = []
     try:
         for spec in specs:

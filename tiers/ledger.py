@@ -85,6 +85,12 @@ class Ledger:
         self._lapse()
         return self._leased_bytes
 
+    def is_leased(self, key: Key) -> bool:
+        """Whether an object can't be evicted now."""
+        self._lapse()
+        account = self._accounts.get(key)
+        return account is not None and account.deadline is not None
+
     def generation(self, key: Key) -> int | None:
         """The number of the version that is on the books, None if there is none."""
         account = self._accounts.get(key)

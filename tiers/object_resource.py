@@ -73,10 +73,10 @@ class ObjectResource:
             vary = ((AFTER, entry.after), *vary)
         # A range is one of the decoded octets, whatever the client can decode.
         if entry.coding and field(request, "range") is None and accepts(request, entry.coding):
-            data, etag = bytes(entry.data), _tag_of_coded(entry)
+            data, etag = entry.data, _tag_of_coded(entry)
             vary = (("content-encoding", entry.coding), *vary)
         else:
-            data, etag = await self._dense(entry), entry.etag
+            data, etag = await self._dense(entry) if entry.coding else entry.data, entry.etag
         return representation(request, data, etag=etag, media_type=entry.media_type, extra=vary)
 
     async def _put(self, key: Key, request: Request) -> Response:
@@ -117,7 +117,6 @@ class ObjectResource:
         return dense, entry
 
     async def _dense(self, entry: Entry) -> bytes:
-        # Copied, where it is a view: a reader that is slow must not hold a tier's memory.
         if not entry.coding:
             return bytes(entry.data)
         try:

@@ -86,6 +86,13 @@ class PinnedTier:
 
     async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
         size_bytes = len(entry.data)
+        staying = (
+            kept.slot
+            for other, kept in self._kept.items()
+            if other != key and self._ledger.is_leased(other)
+        )
+        if not self._arena.could_take(size_bytes, keeping=staying):
+            raise TierFull(f"leased objects lie so that no {size_bytes} octets fit between them")
         admission = self._ledger.add(
             key, cost_bytes(size_bytes), lease_s=lease_s, after=entry.after
         )
@@ -158,7 +165,8 @@ class PinnedTier:
     def _slot(self, key: Key, size_bytes: int) -> Slot:
         """A slot for an object that is on the books; off them and TierFull if there is none.
 
-        What the books have room for may lie in pieces, or be held by who still reads it.
+        What the books have room for may lie in pieces, so that more has to go, or be held by who
+        still reads it.
         """
         while (slot := self._arena.take(size_bytes)) is None:
             victims = self._ledger.shed(1, sparing={key})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from sdcpd.protocol.problems import PreconditionFailed
 from sdcpd.transport.http import Headers, Request, Response
+from tiers.api import Octets
 from tiers.http_fields import tags, wanted_range
 
 
 def representation(
-    request: Request, data: bytes, *, etag: str, media_type: str, extra: Headers = ()
+    request: Request, data: Octets, *, etag: str, media_type: str, extra: Headers = ()
 ) -> Response:
     """Answer 200, 206 or 304; raises PreconditionFailed, RangeNotSatisfiable or Malformed."""
     common: Headers = (("etag", etag), ("accept-ranges", "bytes"), *extra)
@@ -19,10 +20,15 @@ def representation(
     if request.method == "HEAD":
         return Response(200, (*common, ("content-length", str(len(data)))))
     wanted = wanted_range(request, etag=etag, size_bytes=len(data))
+    if wanted is None and isinstance(data, memoryview) and request.takes_view:
+        return Response(200, common, view=data)
+    # Else copied, where it is a view: a reader that is slow must not hold a tier's memory.
     if wanted is None:
-        return Response(200, common, data)
+        return Response(200, common, bytes(data))
     span = f"bytes {wanted.start}-{wanted.stop - 1}/{len(data)}"
-    return Response(206, (*common, ("content-range", span)), data[wanted.start : wanted.stop])
+    return Response(
+        206, (*common, ("content-range", span)), bytes(data[wanted.start : wanted.stop])
+    )
 
 
 def conditional(request: Request, etag: str, common: Headers) -> Response | None:

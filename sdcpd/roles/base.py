@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -89,7 +89,7 @@ class Listener:
         except Exception:
             log.exception("%s failed", one_line(f"{request.method} {request.path}"))
             response = problem_response(InternalError("the request failed; see the log"))
-        return Response(response.status, (*response.headers, NO_STORE), response.body)
+        return replace(response, headers=(*response.headers, NO_STORE))
 
     def body_bytes_max(self, method: str, path: str) -> int | None:
         """The body limit of a route, None if the path is not one of ours (the MLC has its own)."""

@@ -50,7 +50,7 @@ class Objects:
         own: str,
         is_near: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`is_near` tells of caches in this process, to which nothing travels."""
+        """`is_near` tells of caches to which nothing travels, in this process or on this host."""
         self._client = client
         self._bases = tuple(bases)
         self._own = own

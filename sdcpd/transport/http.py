@@ -42,6 +42,8 @@ class Request:
     body: bytes = b""
     peer: Peer | None = None
     authority: str = ""
+    takes_view: bool = False
+    """Whether the body of the response may be a `view`, which is copied at once."""
 
     def header(self, name: str) -> str | None:
         """The first value of a field, compared without case, or None."""
@@ -50,11 +52,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One whole response."""
+    """One whole response; its body may lie in a cache's own memory for a request that takes it."""
 
     status: int
     headers: Headers = ()
     body: bytes = b""
+    view: memoryview | None = None
+    """The body, in place of `body`; holds the memory for as long as it is there."""
 
     def header(self, name: str) -> str | None:
         """The first value of a field, compared without case, or None."""

@@ -110,17 +110,18 @@ def attach(fd: int, *, bytes_max: int) -> SharedMemory:
     needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        state = os.fstat(fd)
+        size_bytes = os.fstat(fd).st_size
+        page_bytes = os.fstatvfs(fd).f_bsize
     except OSError as error:
         raise BadMemory(f"no memory file: {error.strerror}") from error
     if seals & needed != needed:
         raise BadMemory("its size is not sealed")
     # Pages of another size come from a pool that can run dry, which kills who touches them.
-    if state.st_blksize != mmap.PAGESIZE:
+    if page_bytes != mmap.PAGESIZE:
         raise BadMemory("it has pages of an unusual size")
-    if not 0 < state.st_size <= bytes_max:
-        raise BadMemory(f"it has {state.st_size} octets, of at most {bytes_max}")
+    if not 0 < size_bytes <= bytes_max:
+        raise BadMemory(f"it has {size_bytes} octets, of at most {bytes_max}")
     try:
-        return SharedMemory(fd, state.st_size)
+        return SharedMemory(fd, size_bytes)
     except (OSError, ValueError) as error:
         raise BadMemory(f"it cannot be mapped: {error}") from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from sdcpd.transport.http import (
@@ -30,12 +30,21 @@ class LoopbackClient:
     """Sends requests to handlers by base URI, and the rest to `fallback`."""
 
     def __init__(
-        self, routes: Mapping[str, Handler], peer: Peer, *, fallback: Client | None = None
+        self,
+        routes: Mapping[str, Handler],
+        peer: Peer,
+        *,
+        fallback: Client | None = None,
+        is_near: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Keep what is needed; `routes` may change later, `peer` is who the handlers see."""
+        """Keep what is needed; `routes` may change later, `peer` is who the handlers see.
+
+        `is_near` tells where nothing travels to by `fallback` either.
+        """
         self._routes = routes
         self._peer = peer
         self._fallback = fallback
+        self._fallback_is_near = is_near
         self._running: set[asyncio.Task[Response]] = set()
 
     async def request(
@@ -80,8 +89,8 @@ class LoopbackClient:
             ) from error
 
     def is_near(self, uri: str) -> bool:
-        """Whether a handler in this process answers there."""
-        return self._route(uri) is not None
+        """Whether octets get there without travelling: in this process, or on this host."""
+        return self._route(uri) is not None or self._fallback_is_near(uri)
 
     async def aclose(self) -> None:
         """Wait for the handlers that still run; the fallback belongs to its maker."""

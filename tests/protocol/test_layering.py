@@ -110,9 +110,12 @@ def test_torch_is_imported_by_the_engine_alone() -> None:
     """And by the tier that registers its memory with CUDA, when it is configured."""
     allowed = [*files_below("sdcpd/engine", "sdcpd/dev"), CUDA_TIER]
     assert not offences([path for path in FILES if path not in allowed], "torch")
-    at_once = [node for node in tree(CUDA_TIER).body if isinstance(node, ast.Import)]
-    names = {alias.name for node in at_once for alias in node.names}
-    assert "torch" not in names, "only when it is needed"
+    whole = tree(CUDA_TIER)
+    functions = [node for node in ast.walk(whole) if isinstance(node, ast.FunctionDef)]
+    within_functions = {id(node) for function in functions for node in ast.walk(function)}
+    for node in ast.walk(whole):
+        if isinstance(node, ast.Import) and "torch" in {alias.name for alias in node.names}:
+            assert id(node) in within_functions, "not by who only imports the tiers"
 
 
 def role_of(module: str) -> str | None:

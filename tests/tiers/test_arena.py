@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import threading
@@ -16,6 +17,7 @@ from tiers.api import TierError
 from tiers.arena import Arena
 from tiers.arena_slots import GRANULE_BYTES, Slots, rounded
 
+MFD_HUGETLB = 4
 SIZE_BYTES = 64 * GRANULE_BYTES
 
 
@@ -40,6 +42,24 @@ class SlotsMachine(RuleBasedStateMachine):
         assert 0 <= start < end <= SIZE_BYTES
         assert start // self.chunk_bytes == (end - 1) // self.chunk_bytes
         self.taken[start] = rounded(size)
+
+    @rule(size=st.integers(0, 40 * GRANULE_BYTES), data=st.data())
+    def could_take(self, size: int, data: st.DataObject) -> None:
+        """As a plain count says, granule by granule."""
+        kept = [start for start in sorted(self.taken) if data.draw(st.booleans())]
+        granules = {
+            at // GRANULE_BYTES
+            for start in kept
+            for at in range(start, start + self.taken[start], GRANULE_BYTES)
+        }
+        longest = run = 0
+        for at in range(SIZE_BYTES // GRANULE_BYTES):
+            if at % (self.chunk_bytes // GRANULE_BYTES) == 0:
+                run = 0
+            run = 0 if at in granules else run + 1
+            longest = max(longest, run)
+        fits = longest * GRANULE_BYTES >= rounded(size)
+        assert self.slots.could_take(size, keeping=kept) == fits
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
@@ -141,7 +161,7 @@ def test_shared_memory_is_what_the_other_wrote_and_keeps_its_size() -> None:
     ours.close()
 
 
-@pytest.mark.parametrize("flaw", ["file", "unsealed", "large", "empty", "pipe"])
+@pytest.mark.parametrize("flaw", ["file", "unsealed", "large", "empty", "pipe", "huge pages"])
 def test_memory_that_could_hurt_is_refused(
     flaw: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -152,6 +172,11 @@ def test_memory_that_could_hurt_is_refused(
     elif flaw == "pipe":
         fd, writer = os.pipe()
         os.close(writer)
+    elif flaw == "huge pages":
+        # That none are set aside does not matter: their file can be made all the same.
+        fd = os.memfd_create("test", MFD_HUGETLB | os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        os.ftruncate(fd, 2 << 20)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     elif flaw == "large":
         memory, fd = create(8192, name="test")
         memory.close()
@@ -160,11 +185,9 @@ def test_memory_that_could_hurt_is_refused(
         if flaw == "unsealed":
             os.ftruncate(fd, 4096)
         else:
-            import fcntl
-
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     try:
         with pytest.raises(BadMemory):
-            attach(fd, bytes_max=4096)
+            attach(fd, bytes_max=4 << 20 if flaw == "huge pages" else 4096)
     finally:
         os.close(fd)

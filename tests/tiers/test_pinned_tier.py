@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,7 @@ from tests.kit.cuda import FakeRuntime, no_cuda
 from tests.kit.tier_contract import Clock, entry
 from tiers import pinned
 from tiers.api import Entry, Key, TierFull
-from tiers.build import TierSpec, build_objects
-from tiers.cuda_memory import TorchRuntime
+from tiers.cuda_memory import NotPinned, TorchRuntime
 from tiers.host import HostTier
 from tiers.pinned import PinnedTier, cost_bytes
 from tiers.stack import TierStack
@@ -94,19 +92,20 @@ def test_torch_stays_out_unless_the_tier_is_configured_and_a_cpu_is_enough() -> 
     code = """
 import asyncio, logging, sys
 logging.basicConfig(level=logging.INFO)
-from tiers.build import TierSpec, build_objects
 from tiers.api import Key, entry_of
+from tiers.build import TierSpec, build_objects
 async def main():
     await (await build_objects([TierSpec("host", 1 << 20)])).aclose()
     assert "torch" not in sys.modules
-    tier = await build_objects([TierSpec("pinned", 1 << 20)])
+    tier = await build_objects([TierSpec("pinned", 1 << 20), TierSpec("host", 1 << 20)])
     await tier.put(Key("s", "a"), entry_of(b"octets", media_type="a/b"), lease_s=0)
     found = await tier.get(Key("s", "a"))
     assert bytes(found.data) == b"octets"
     del found
-    assert await asyncio.to_thread(tier._registration.settled)
+    assert await asyncio.to_thread(tier._tiers[0]._registration.settled)
     assert "torch" in sys.modules
-    print(tier.stats().kind, tier.stats().pinned)
+    upper = tier.stats().parts[0]
+    print(upper.kind, upper.pinned)
     await tier.aclose()
 asyncio.run(main())
 """
@@ -135,6 +134,23 @@ async def test_what_a_reader_holds_is_not_overwritten() -> None:
     gc.collect()
     await tier.put(B, entry(9, 20 * KIB), lease_s=0)
     assert await got(tier, B) == entry(9, 20 * KIB).data
+    tier.check()
+    await tier.aclose()
+
+
+async def test_a_refused_object_evicts_nothing_and_leaves_the_old(clock: Clock) -> None:
+    """There is room, but a leased object lies in the middle of it."""
+    tier = PinnedTier(10 * cost_bytes(4 * KIB), runtime=no_cuda, clock=clock)
+    keys = [Key("s", str(n)) for n in range(9)]
+    for n, key in enumerate(keys):
+        await tier.put(key, entry(n, 4 * KIB), lease_s=5 if n == 4 else 0)
+    with pytest.raises(TierFull, match="between them"):
+        await tier.put(keys[0], entry(9, 26 * KIB), lease_s=0)
+    assert [await tier.holds(key) for key in keys] == [True] * 9
+    assert await got(tier, keys[0]) == bytes(4 * KIB)
+    clock.now += 5
+    await tier.put(keys[0], entry(9, 26 * KIB), lease_s=0)
+    assert await got(tier, keys[0]) == bytes([9]) * 26 * KIB
     tier.check()
     await tier.aclose()
 
@@ -223,7 +239,21 @@ async def test_a_long_copy_that_is_overtaken_leaves_nothing(event: str) -> None:
     await tier.aclose()
 
 
-async def test_the_tier_is_built_from_its_entry(tmp_path: Path) -> None:
-    tier = await build_objects([TierSpec("pinned", 64 * KIB), TierSpec("lmdb", 64 * KIB, tmp_path)])
-    assert [part.kind for part in tier.stats().parts] == ["pinned", "lmdb"]
+@pytest.mark.device
+async def test_a_gpu_copies_from_the_arena_and_sees_no_error_of_ours() -> None:
+    import torch
+
+    tier = PinnedTier(64 << 20)
+    assert await asyncio.to_thread(tier._registration.settled)
+    assert tier.stats().pinned
+    await tier.put(A, entry(7, 4 << 20), lease_s=0)
+    found = await tier.get(A)
+    assert found is not None
+    here = torch.frombuffer(found.data, dtype=torch.uint8)
+    assert here.is_pinned()
+    assert torch.equal(here.cuda(non_blocking=True).cpu(), here)
+    with pytest.raises(NotPinned):
+        TorchRuntime().register(tier._arena.address, 1 << 20)  # a second time
+    assert torch.zeros(1, device="cuda").item() == 0, "the error is not pending"
+    del found, here
     await tier.aclose()

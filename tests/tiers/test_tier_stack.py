@@ -161,7 +161,7 @@ def test_a_bucket_without_the_package_for_it_says_what_to_install() -> None:
         "import sdcpd.parts\n"
         "from tiers.build import *\n"
         "import asyncio\n"
-        "try: asyncio.run(build_objects([TierSpec('s3', 1 << 20, place=S3Place(bucket='abc'))]))\n"
+        "try: asyncio.run(build_objects([TierSpec('host', 1 << 20), TierSpec('s3', 1 << 20, place=S3Place(bucket='abc'))]))\n"
         "except TierError as error: print(error)\n"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

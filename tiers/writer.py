@@ -42,7 +42,8 @@ class GroupWriter(Generic[Op, Result]):
         self, name: str, perform: Callable[[list[Op]], Sequence[Result | Exception]]
     ) -> None:
         self._perform = perform
-        self._queue: queue.SimpleQueue[_Unit[Op, Result] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[_Unit[Op, Result]] | None] = queue.SimpleQueue()
+        self._fresh: list[_Unit[Op, Result]] = []
         self._waiting = 0
         self._closed = False
         # A daemon thread: a process that is going down without closing is not held up, and what
@@ -63,25 +64,39 @@ class GroupWriter(Generic[Op, Result]):
     async def submit(self, ops: Sequence[Op]) -> list[Result | Exception]:
         """Have operations performed in one group and return their results.
 
-        They are in the queue before the first wait, so submissions are ordered as the calls. A
-        caller that is cancelled meanwhile does not know whether they were performed.
+        Submissions are ordered as the calls. A caller that is cancelled meanwhile does not know
+        whether they were performed.
         """
         assert not self._closed, "nothing is submitted after stop"
         loop = asyncio.get_running_loop()
         unit: _Unit[Op, Result] = _Unit(tuple(ops), loop, loop.create_future())
         self._waiting += len(ops)
-        self._queue.put(unit)
+        if not self._fresh:
+            # When all that run in this turn of the loop have submitted: those that were told of the
+            # last group at once come at once, and the first of them must not be a group of its own.
+            loop.call_soon(self._hand_over)
+        self._fresh.append(unit)
         return await unit.done
 
     def stop(self) -> None:
         """Take nothing more; called where `submit` is, so that nothing comes after the end mark."""
         if not self._closed:
             self._closed = True
+            self._hand_over()
             self._queue.put(None)
 
     def join(self) -> None:
         """Wait, after `stop`, until all that was submitted is performed; blocks."""
         self._thread.join()
+
+    def _hand_over(self) -> None:
+        units, self._fresh = self._fresh, []
+        begin = size = 0
+        for end, unit in enumerate(units, 1):
+            size += len(unit.ops)
+            if size >= GROUP_MAX or end == len(units):
+                self._queue.put(units[begin:end])
+                begin, size = end, 0
 
     def _run(self) -> None:
         last = False
@@ -94,14 +109,14 @@ class GroupWriter(Generic[Op, Result]):
     def _gather(self) -> tuple[list[_Unit[Op, Result]], bool]:
         units: list[_Unit[Op, Result]] = []
         size = 0
-        unit = self._queue.get()
-        while unit is not None:
-            units.append(unit)
-            size += len(unit.ops)
+        some = self._queue.get()
+        while some is not None:
+            units += some
+            size += sum(len(unit.ops) for unit in some)
             if size >= GROUP_MAX:
                 return units, False
             try:
-                unit = self._queue.get_nowait()
+                some = self._queue.get_nowait()
             except queue.Empty:
                 return units, False
         return units, True

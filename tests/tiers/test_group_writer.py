@@ -69,3 +69,23 @@ async def test_it_is_busy_when_too_much_waits_and_finishes_it_before_it_ends() -
     assert all(len(outcome) == 512 for outcome in await asyncio.gather(*waiting))
     await asyncio.to_thread(writer.join)
     assert not writer.busy
+
+
+async def test_those_that_were_told_together_are_the_next_group_together() -> None:
+    """Otherwise the first of them has a flush of its own, and the rest waits for two."""
+    sizes: list[int] = []
+
+    def perform(ops: list[int]) -> Sequence[int | Exception]:
+        sizes.append(len(ops))
+        return ops
+
+    writer = GroupWriter[int, int]("test", perform)
+
+    async def rounds() -> None:
+        for number in range(5):
+            await writer.submit([number])
+
+    await asyncio.gather(*(rounds() for _ in range(64)))
+    assert sizes == [64] * 5
+    writer.stop()
+    await asyncio.to_thread(writer.join)

@@ -19,6 +19,7 @@ from sdcpd.metrics import Metrics
 from sdcpd.parts import Instance, Parts, StartError, reason
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.status import instance_name
+from sdcpd.stores import Stores
 from sdcpd.transport.http1 import Http1Server
 from sdcpd.transport.identity_files import IdentityError
 from tiers.api import Tier, TierError, TierUnreachable
@@ -37,6 +38,7 @@ class Daemon:
         self._config = config
         self._instances = instances
         self._parts = Parts(config)
+        self._stores = Stores(self._parts)
         self._parts.on_fatal = self._end
         self._running: anyio.CancelScope
         self._fatal: StartError | None = None
@@ -83,7 +85,7 @@ class Daemon:
 
     async def _start_all(self) -> None:
         try:
-            objects = await self._parts.objects_tier(self._instances[0])
+            objects = await self._stores.objects_tier(self._instances[0])
         except (TierError, IdentityError) as e:
             raise StartError(str(e), status=78) from e
         # The router first: the others report to it as soon as they are up.
@@ -123,9 +125,9 @@ class Daemon:
         identity = self._parts.identity(instance)
         client = self._parts.client(identity)
         text = text_model(self._config)
-        logs = await self._parts.logs(instance)
-        mlc = self._parts.mlc(section.base_uri, objects, logs=logs)
-        sessions, ended = await self._parts.records(instance)
+        logs = await self._stores.logs(instance)
+        mlc = self._stores.mlc(section.base_uri, objects, logs=logs)
+        sessions, ended = await self._stores.records(instance)
         router = Router(
             settings.router_config(self._config, tokenizer=text.digest),
             client=client,
@@ -173,7 +175,7 @@ class Daemon:
         assert section is not None, "checked by the command line"
         identity = self._parts.identity(instance)
         client = self._parts.client(identity)
-        mlc = self._parts.mlc(section.base_uri, objects)
+        mlc = self._stores.mlc(section.base_uri, objects)
         engine = await target_engine(section)
         self._parts.stack.push_async_callback(engine.aclose)
         bases = self._parts.bases(section.router, section.base_uri)
@@ -220,7 +222,7 @@ class Daemon:
             client=client,
             objects=Objects(client, bases=bases, own=section.base_uri, is_near=client.is_near),
             peers=self._parts.peers,
-            mlc=self._parts.mlc(section.base_uri, objects),
+            mlc=self._stores.mlc(section.base_uri, objects),
             name=instance_name(instance.name),
             kv_tier=objects if section.keep_kv else None,
         )

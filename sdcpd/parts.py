@@ -1,4 +1,4 @@
-"""What the roles of one process share: identities, clients, listeners, caches, admin sockets."""
+"""What the roles of one process share: identities, clients, listeners, admin sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from sdcpd import settings
 from sdcpd.admin import Admin
@@ -18,7 +17,6 @@ from sdcpd.certificates import Certificates
 from sdcpd.config import Config
 from sdcpd.metrics import Metrics
 from sdcpd.protocol.messages import Status
-from sdcpd.protocol.problems import WrongRole
 from sdcpd.protocol.uris import base_uri_equal
 from sdcpd.roles.base import Listener
 from sdcpd.roles.peers import PeerTable
@@ -26,7 +24,7 @@ from sdcpd.roles.status import StatusReporter
 from sdcpd.roles.tasks import Tasks
 from sdcpd.same_host import SameHost
 from sdcpd.transport.client import HttpClient
-from sdcpd.transport.http import Handler, Peer, Request
+from sdcpd.transport.http import Handler, Peer
 from sdcpd.transport.http1 import Http1Server
 from sdcpd.transport.identity_files import IdentityError
 from sdcpd.transport.local_client import LocalClient
@@ -34,15 +32,8 @@ from sdcpd.transport.loopback import LoopbackClient
 from sdcpd.transport.refusal_log import RefusalLog
 from sdcpd.transport.server import Server
 from sdcpd.transport.tls import TlsIdentity
-from tiers.api import LogStore, Records, Tier
-from tiers.build import build_objects, open_etcd_logs, open_etcd_records, open_logs
-from tiers.folder import Folder
-from tiers.lmdb_records import LmdbRecords
-from tiers.resource import MlcResource
 
 log = logging.getLogger("sdcpd")
-SESSIONS_BYTES_MAX = 4 << 30  # of open sessions, mostly their prompts; the files are sparse
-ENDED_BYTES_MAX = 1 << 30  # of notes on logs whose sessions have ended, some 100 octets each
 
 
 class StartError(Exception):
@@ -89,18 +80,6 @@ class Parts:
         self._identities: dict[str, TlsIdentity] = {}
         self.on_fatal: Callable[[str], None] = log.critical
         """Told why the process must end."""
-
-    async def objects_tier(self, first: Instance) -> Tier:
-        """The process's one cache, named after its first instance, which it asks others as.
-
-        Raises TierError or IdentityError.
-        """
-        specs = settings.tier_specs(self.config, first.fill)
-        remote = any(spec.base is not None for spec in specs)
-        client = self.client(self.identity(first)) if remote else None
-        tier = await build_objects(specs, client=client)
-        self.stack.push_async_callback(tier.aclose)
-        return tier
 
     def identity(self, instance: Instance) -> TlsIdentity:
         """Load an instance's certificate, once; raises IdentityError, also for a wrong role."""
@@ -220,53 +199,6 @@ class Parts:
         metrics.local_requests = lambda: server.exchanges
         return server.announcing(listener.handle)
 
-    async def logs(self, instance: Instance) -> LogStore:
-        """A router's commit logs, on its disk or in etcd; raises TierError."""
-        store: LogStore
-        if self.config.mlc.commit_log == "etcd":
-            store = await open_etcd_logs(settings.etcd(self.config, instance.fill))
-        else:
-            store = open_logs(instance.fill(self.config.mlc.log_path), self.config.mlc.log_size)
-        self.stack.push_async_callback(store.aclose)
-        return store
-
-    def mlc(self, base_uri: str, objects: Tier, *, logs: LogStore | None = None) -> MlcResource:
-        """The cache's resource below a base URI; a router also serves logs."""
-        return MlcResource(
-            base_path=urlsplit(base_uri).path.rstrip("/"),
-            objects=objects,
-            logs=logs,
-            authorize=self._authorize_mlc,
-            authorize_fence=self._authorize_fence,
-            object_bytes_max=self.config.mlc.object_max,
-        )
-
-    async def records(self, instance: Instance) -> tuple[Records, Records]:
-        """What a router must find again after a restart; raises TierError.
-
-        Its open sessions, and its notes on the logs of others; where its logs are, too.
-        """
-        path = instance.fill(self.config.mlc.log_path)
-        if self.config.mlc.commit_log == "etcd":
-            # A second start on this machine must not end the router that runs here.
-            folder = Folder(path, setting="[mlc] log_path")
-            self.stack.callback(folder.release)
-            store = await open_etcd_records(
-                settings.etcd(self.config, instance.fill),
-                instance.name,
-                on_lost=lambda why: self.on_fatal(f"{instance.label}: {why}"),
-            )
-            self.stack.push_async_callback(store.aclose)
-            self.run_until_closed(store.owner.watch(), name="owner of records")
-            return store.sessions, store.ended
-        sessions = self._records(path / "sessions", bytes_max=SESSIONS_BYTES_MAX)
-        return sessions, self._records(path / "ended", bytes_max=ENDED_BYTES_MAX)
-
-    def _records(self, path: Path, *, bytes_max: int) -> LmdbRecords:
-        records = LmdbRecords(path, map_bytes=bytes_max, setting="[mlc] log_path")
-        self.stack.push_async_callback(records.aclose)
-        return records
-
     def run_until_closed(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
         """Run a task that has ended before anything is closed that was built before it."""
         task = self.tasks.spawn(coroutine, name=name)
@@ -276,19 +208,6 @@ class Parts:
             await asyncio.wait([task])
 
         self.stack.push_async_callback(end)
-
-    def _authorize_mlc(self, request: Request, kind: str, write: bool) -> None:
-        """Who may touch the cache (D-M11)."""
-        identity = self.peers.identify(request.peer)
-        # Nothing tells KV that a drafter made up from a verifier's, so that no drafter writes it.
-        ours = write and (kind == "log" or "/target_kv." in request.path)
-        allowed = {"router", "verifier"} | (set() if ours else {"drafter"})
-        if not identity.roles & allowed:
-            raise WrongRole(f"{identity.name} may not {'write' if write else 'read'} {kind}s")
-
-    def _authorize_fence(self, request: Request) -> None:
-        """Fences are the router's (D-M11)."""
-        self.peers.require(request.peer, "router")
 
     def bases(self, *own: str) -> tuple[str, ...]:
         """The caches trusted: those configured, and the roles' own."""

@@ -1,0 +1,103 @@
+"""What a process keeps: its cache, and a router's commit logs and records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from sdcpd import settings
+from sdcpd.protocol.problems import WrongRole
+from sdcpd.transport.http import Request
+from tiers.api import LogStore, Records, Tier
+from tiers.build import build_objects, open_etcd_logs, open_etcd_records, open_logs
+from tiers.folder import Folder
+from tiers.lmdb_records import LmdbRecords
+from tiers.resource import MlcResource
+
+if TYPE_CHECKING:
+    from sdcpd.parts import Instance, Parts
+
+SESSIONS_BYTES_MAX = 4 << 30  # of open sessions, mostly their prompts; the files are sparse
+ENDED_BYTES_MAX = 1 << 30  # of notes on logs whose sessions have ended, some 100 octets each
+
+
+class Stores:
+    """Opens what is kept, as configured; it is closed with the parts."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def objects_tier(self, first: Instance) -> Tier:
+        """The process's one cache, named after its first instance, which it asks others as.
+
+        Raises TierError or IdentityError.
+        """
+        specs = settings.tier_specs(self._parts.config, first.fill)
+        remote = any(spec.base is not None for spec in specs)
+        client = self._parts.client(self._parts.identity(first)) if remote else None
+        tier = await build_objects(specs, client=client)
+        self._parts.stack.push_async_callback(tier.aclose)
+        return tier
+
+    async def logs(self, instance: Instance) -> LogStore:
+        """A router's commit logs, on its disk or in etcd; raises TierError."""
+        store: LogStore
+        if self._parts.config.mlc.commit_log == "etcd":
+            store = await open_etcd_logs(settings.etcd(self._parts.config, instance.fill))
+        else:
+            store = open_logs(
+                instance.fill(self._parts.config.mlc.log_path), self._parts.config.mlc.log_size
+            )
+        self._parts.stack.push_async_callback(store.aclose)
+        return store
+
+    async def records(self, instance: Instance) -> tuple[Records, Records]:
+        """What a router must find again after a restart; raises TierError.
+
+        Its open sessions, and its notes on the logs of others; where its logs are, too.
+        """
+        path = instance.fill(self._parts.config.mlc.log_path)
+        if self._parts.config.mlc.commit_log == "etcd":
+            # A second start on this machine must not end the router that runs here.
+            folder = Folder(path, setting="[mlc] log_path")
+            self._parts.stack.callback(folder.release)
+            store = await open_etcd_records(
+                settings.etcd(self._parts.config, instance.fill),
+                instance.name,
+                on_lost=lambda why: self._parts.on_fatal(f"{instance.label}: {why}"),
+            )
+            self._parts.stack.push_async_callback(store.aclose)
+            self._parts.run_until_closed(store.owner.watch(), name="owner of records")
+            return store.sessions, store.ended
+        sessions = self._records(path / "sessions", bytes_max=SESSIONS_BYTES_MAX)
+        return sessions, self._records(path / "ended", bytes_max=ENDED_BYTES_MAX)
+
+    def _records(self, path: Path, *, bytes_max: int) -> LmdbRecords:
+        records = LmdbRecords(path, map_bytes=bytes_max, setting="[mlc] log_path")
+        self._parts.stack.push_async_callback(records.aclose)
+        return records
+
+    def mlc(self, base_uri: str, objects: Tier, *, logs: LogStore | None = None) -> MlcResource:
+        """The cache's resource below a base URI; a router also serves logs."""
+        return MlcResource(
+            base_path=urlsplit(base_uri).path.rstrip("/"),
+            objects=objects,
+            logs=logs,
+            authorize=self._authorize_mlc,
+            authorize_fence=self._authorize_fence,
+            object_bytes_max=self._parts.config.mlc.object_max,
+        )
+
+    def _authorize_mlc(self, request: Request, kind: str, write: bool) -> None:
+        """Who may touch the cache (D-M11)."""
+        identity = self._parts.peers.identify(request.peer)
+        # Nothing tells KV that a drafter made up from a verifier's, so that no drafter writes it.
+        ours = write and (kind == "log" or "/target_kv." in request.path)
+        allowed = {"router", "verifier"} | (set() if ours else {"drafter"})
+        if not identity.roles & allowed:
+            raise WrongRole(f"{identity.name} may not {'write' if write else 'read'} {kind}s")
+
+    def _authorize_fence(self, request: Request) -> None:
+        """Fences are the router's (D-M11)."""
+        self._parts.peers.require(request.peer, "router")

@@ -89,8 +89,9 @@ async def test_a_signal_ends_a_start_that_waits_for_a_bucket(
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
+        memory = {"kind": "host", "size": "1MiB"}
         tier = {"kind": "s3", "size": "1GiB", "bucket": "abc", "endpoint": f"http://{host}:{port}"}
-        config = Config.model_validate({"mlc": {"tiers": [tier]}})
+        config = Config.model_validate({"mlc": {"tiers": [memory, tier]}})
         daemon = Daemon(config, [Instance("router", "r0")])
         running = asyncio.ensure_future(daemon.run())
         async with asyncio.timeout(10):

@@ -18,6 +18,7 @@ from sdcpd.protocol.problems import Forbidden
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.settings import router_config, verifier_config
+from sdcpd.stores import Stores
 from sdcpd.transport.http import Peer, Request, Response
 from tests.kit.answers import output_of, refused, state_of, until, verdict_of
 from tests.kit.cluster import ROUTER, cluster
@@ -296,7 +297,7 @@ def test_who_takes_part_is_configured(asked: bool) -> None:
 async def test_drafters_may_not_write_kv(method: str) -> None:
     """R-6.3-39, D-M11: what a drafter made up must never stand where a verifier's KV is sought."""
     parts = Parts(Config())
-    resource = parts.mlc("https://r0.test/", HostTier(1 << 20))
+    resource = Stores(parts).mlc("https://r0.test/", HostTier(1 << 20))
     path = f"/objects/{session_path_id(SESSION)}/{name_of(PROMPT)}"
     headers = (("sdcp-lease", "0"),) if method == "POST" else ()
 

@@ -13,6 +13,7 @@ from typing import Any
 from sdcpd.config import parse_config
 from sdcpd.parts import Parts
 from sdcpd.roles.base import Listener
+from sdcpd.stores import Stores
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import Client, Handler, Headers, Response
 from sdcpd.transport.local_client import LocalClient
@@ -89,7 +90,7 @@ class Site:
 def mlc_handler(base: str, tier: Tier) -> Handler:
     """What a role's listener does with objects, with the real checks of who may do what."""
     parts = Parts(parse_config(CONFIG, name="test"))
-    return Listener(base, (), peers=parts.peers, mlc=parts.mlc(base, tier)).handle
+    return Listener(base, (), peers=parts.peers, mlc=Stores(parts).mlc(base, tier)).handle
 
 
 @asynccontextmanager

@@ -146,6 +146,7 @@ async def test_the_other_actions_end_the_session(rig: DrafterRig, action: Action
     rig.answers(rig.keeps(1, 5, action=action))
     await rig.begin()
     await stopped(rig)
+    await quiet()
     assert rig.drafter.status().dropped is None and rig.engine.forgotten == [SESSION]
     assert len(rig.verifier.seen) == 1
 

@@ -8,7 +8,6 @@ others have their turn; until the last piece is there nobody sees the object.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,13 +17,13 @@ import xxhash
 from tiers.api import Entry, Key, Octets, TierFull, TierStats
 from tiers.arena import CHUNK_BYTES, Arena, Slot
 from tiers.arena_slots import rounded
+from tiers.checksum import told
 from tiers.cuda_memory import Registration, Runtime, TorchRuntime
 from tiers.host import Evicted
 from tiers.ledger import Ledger, Victim
 
 OBJECT_BYTES = 512  # what an object costs beside its slot, as in the tier of plain memory
 PIECE_BYTES = 8 << 20  # copied in about a millisecond
-_OWN_TAG = re.compile(r'"([0-9a-f]{32})-(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ class PinnedTier:
             if at:
                 await asyncio.sleep(0)
             self._arena.write(slot, at, piece)
-        return _told(entry) or await _checksum(entry.data)
+        return told(entry) or await _checksum(entry.data)
 
     def _slot(self, key: Key, size_bytes: int) -> Slot:
         """A slot for an object that is on the books; off them and TierFull if there is none.
@@ -193,12 +192,6 @@ class PinnedTier:
 
 def _entry(kept: _Kept) -> Entry:
     return Entry(kept.slot.view(), kept.etag, kept.media_type, kept.coding, kept.after)
-
-
-def _told(entry: Entry) -> str | None:
-    """The checksum that an object's tag is, of octets that are not coded."""
-    match = None if entry.coding else _OWN_TAG.fullmatch(entry.etag)
-    return match[1] if match and int(match[2]) == len(entry.data) else None
 
 
 async def _checksum(data: Octets) -> str:

@@ -2,6 +2,8 @@
 
 Objects of 4 MiB against a copy of as much memory; 64 logs that append together against what the
 disk allows, two flushes a transaction.  Measured in turns, in one run, on the disk of the folder.
+With --flush-ms every flush takes so much longer (slow_flush.c, needs a C compiler), as on a disk
+that really flushes: where a flush costs next to nothing, what is measured is Python.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ import argparse
 import asyncio
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +23,8 @@ import uvloop
 
 from sdcpd.protocol.commit_log import CommitRecord, encode_record
 from sdcpd.transport import tuning
-from tiers.api import Entry, Key, entry_of
+from tests.bench.same_host import Step, medians
+from tiers.api import Key, entry_of
 from tiers.build import open_logs
 from tiers.lmdb_tier import LmdbTier
 
@@ -30,45 +34,26 @@ OBJECTS = 8
 LOGS = 64
 
 
-async def timed(call: Callable[[], Awaitable[object]]) -> float:
-    """Seconds that a call took."""
-    begin = time.perf_counter()
-    await call()
-    return time.perf_counter() - begin
-
-
-def copies(rounds: int) -> float:
-    """Median seconds of a copy of SIZE octets, between buffers that were touched before."""
-    chooser = np.random.default_rng(0)
-    sources = [chooser.integers(0, 256, SIZE, dtype=np.uint8) for _ in range(OBJECTS)]
-    targets = [np.zeros(SIZE, dtype=np.uint8) for _ in range(OBJECTS)]
-    times = []
-    for turn in range(rounds):
-        begin = time.perf_counter()
-        np.copyto(targets[turn % OBJECTS], sources[turn % OBJECTS])
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
-
-
 async def objects(folder: Path, rounds: int) -> dict[str, float]:
-    """Median seconds of a put and a get of SIZE octets, once the pages are those of old objects."""
+    """Median seconds of a copy of SIZE octets, and of a put and a get on pages of old objects."""
     tier = LmdbTier(folder / "objects", 2 * OBJECTS * SIZE)
     entries = [entry_of(os.urandom(SIZE), media_type="a/b") for _ in range(OBJECTS)]
-    keys = [Key("s", str(number)) for number in range(OBJECTS)]
+    sources = [np.frombuffer(entry.data, dtype=np.uint8) for entry in entries]
+    targets = [np.zeros(SIZE, dtype=np.uint8) for _ in range(OBJECTS)]
 
-    async def put(key: Key, entry: Entry) -> None:
-        await tier.put(key, entry, lease_s=0)
+    async def copy(number: int) -> None:
+        np.copyto(targets[number], sources[number])
 
-    puts, gets, memory = [], [], []
-    for turn in range(rounds):
-        at = turn % OBJECTS
-        puts.append(await timed(lambda at=at: put(keys[at], entries[at])))  # type: ignore[misc]
-        gets.append(await timed(lambda at=at: tier.get(keys[at])))  # type: ignore[misc]
-        memory.append(copies(OBJECTS))
+    async def put(number: int) -> None:
+        await tier.put(Key("s", str(number)), entries[number], lease_s=0)
+
+    async def get(number: int) -> None:
+        assert await tier.get(Key("s", str(number))) is not None
+
+    steps: dict[str, Step] = {"copy": copy, "put": put, "get": get}
+    found = await medians(steps, rounds, OBJECTS)
     await tier.aclose()
-    warm = 4 * OBJECTS
-    found = {"put": puts, "get": gets, "copy": memory}
-    return {name: statistics.median(times[warm:]) for name, times in found.items()}
+    return found
 
 
 def flush_s(folder: Path, count: int) -> float:
@@ -113,7 +98,7 @@ async def appends(folder: Path, rounds: int) -> float:
 
 async def measure(folder: Path, rounds: int) -> None:
     """Print the figures."""
-    found = await objects(folder, 12 * OBJECTS)
+    found = await objects(folder, 20 * OBJECTS)
     copy_s = found["copy"]
     print(f"4 MiB: a copy {1e6 * copy_s:.0f} us; LMDB, times that")
     for name in ("put", "get"):
@@ -126,12 +111,27 @@ async def measure(folder: Path, rounds: int) -> None:
     print(f"  {allowed:.0f}/s; that is {rate / allowed:.2f} of it")
 
 
+def run_with_slow_flush(flush_ms: float) -> int:
+    """Run this again on what looks like a slower disk."""
+    source = Path(__file__).with_name("slow_flush.c")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "slow_flush.so"
+        compiler = ["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"]
+        subprocess.run(compiler, check=True)
+        environment = {"LD_PRELOAD": str(library), "FLUSH_US": str(round(1000 * flush_ms))}
+        command = [sys.executable, "-m", "tests.bench.storage", *sys.argv[1:]]
+        return subprocess.run(command, env=os.environ | environment, check=False).returncode
+
+
 def main() -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="on the disk to measure; a temporary one")
     parser.add_argument("--rounds", type=int, default=200, help="records of each log")
+    parser.add_argument("--flush-ms", type=float, help="how much longer a flush takes")
     options = parser.parse_args()
+    if options.flush_ms and "FLUSH_US" not in os.environ:
+        sys.exit(run_with_slow_flush(options.flush_ms))
     tuning.tune_process()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         uvloop.run(measure(Path(folder), options.rounds))

@@ -13,6 +13,7 @@ from sdcpd.protocol.drafter import DrafterSettings
 from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.router import RouterSettings
 from sdcpd.protocol.verifier_state import VerifierSettings
+from sdcpd.roles.base import Mlc
 from sdcpd.roles.contracts import RouterConfig
 from sdcpd.roles.drafter import Drafter, DrafterConfig
 from sdcpd.roles.generation import GenerationRequest
@@ -25,7 +26,7 @@ from sdcpd.transport.http import Handler, Peer
 from sdcpd.transport.loopback import LoopbackClient
 from tests.kit.mlc import MemoryMlc
 from tests.kit.records import MemoryRecords
-from tiers.api import Records
+from tiers.api import Records, Tier
 
 DOMAIN = "test.example"
 ROUTER = "https://r0.test/"
@@ -79,9 +80,15 @@ class Cluster:
         return self.router
 
     def add_verifier(
-        self, name: str = "v0", *, pass_time_s: float = 0.0, **config: object
+        self,
+        name: str = "v0",
+        *,
+        pass_time_s: float = 0.0,
+        mlc: Mlc | None = None,
+        kv_tier: Tier | None = None,
+        **config: object,
     ) -> Verifier:
-        """A verifier of the cluster's model."""
+        """A verifier of the cluster's model; its cache is in memory unless one is given."""
         base = f"https://{name}.test/"
         client = self.client("verifier", name, base)
         settings = config.pop("machine", VerifierSettings(0.1, 1.0))
@@ -91,9 +98,10 @@ class Cluster:
             client=client,
             objects=Objects(client, bases=(ROUTER, base), own=base),
             peers=PEERS,
-            mlc=MemoryMlc(),
+            mlc=mlc or MemoryMlc(),
             name=f"{name}.{id(client):x}",
             status_ttl_s=0.6,
+            kv_tier=kv_tier,
         )
         self.network[base] = verifier.listener.handle
         self.verifiers[base] = verifier

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,7 @@ from tiers.coding import (
     encoded,
 )
 
+log = logging.getLogger("sdcpd")
 # Less is sent in a few packets, coded or not.
 CODED_OCTETS_MIN = 16 << 10
 LEASE_MS = 30_000  # D-M10
@@ -170,6 +172,13 @@ class Objects:
         return await self._client.request(
             "POST", reference, headers=(("sdcp-lease", str(lease_ms)),), timeout_s=FETCH_S
         )
+
+    async def release(self, reference: str) -> None:
+        """Give a lease up, if its cache is there; otherwise it lapses."""
+        try:
+            await self.lease(reference, 0)
+        except TransportError as e:
+            log.debug("%s not released: %s", reference, e)
 
 
 async def _plain(response: Response, octets_max: int) -> Octets:

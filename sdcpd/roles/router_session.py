@@ -82,6 +82,7 @@ class RoutedSession:
         self._timer: asyncio.TimerHandle | None = None
         self._todo: deque[RouterAction] = deque()
         self._saving = False
+        self._leased: list[str] = []  # objects that nobody else will release
 
     def start(self) -> None:
         """Open the session."""
@@ -260,6 +261,9 @@ class RoutedSession:
                 reference = await self._context.objects.write_tokens(
                     machine.session, machine.contract.scope, tokens
                 )
+                self._leased.append(reference)
+                if machine.closed:
+                    self._release()
         except (LogUnavailable, ObjectGone, TransportError) as e:
             log.info("session %s: committed tokens not written: %s", self.label, e)
         base = self._context.kv_objects
@@ -303,8 +307,15 @@ class RoutedSession:
         self.failed = action.failed
         self._count_verifier(None)
         self._log.drop_content()
+        self._release()
         self._wake()
         self._context.closed(self)
+
+    def _release(self) -> None:
+        """What was written for the session is for nobody any more (D-M12)."""
+        leased, self._leased = self._leased, []
+        for reference in leased:
+            self._spawn(self._context.objects.release(reference))
 
     def _wake(self) -> None:
         self._changed.set()

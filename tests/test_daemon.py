@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sdcpd.config import Config
-from sdcpd.daemon import Daemon, Instance
+from sdcpd.daemon import Daemon, Instance, StartError
 
 
 class SlowStart(Daemon):
@@ -65,6 +65,20 @@ async def test_a_signal_ends_a_start_and_a_second_one_cuts_nothing_short(
     daemon.may_close.set()
     async with asyncio.timeout(5):
         await running
+    assert told(notified) == [b"STOPPING=1"]
+
+
+async def test_what_cannot_go_on_ends_in_order_and_is_told(notified: socket.socket) -> None:
+    """With the status after which a supervisor starts nothing anew."""
+    daemon = SlowStart()
+    running = asyncio.ensure_future(daemon.run())
+    await daemon.begun.wait()
+    daemon._parts.on_fatal("router r0: it is another's now")
+    daemon.may_close.set()
+    async with asyncio.timeout(5):
+        with pytest.raises(StartError, match="router r0: it is another's now") as caught:
+            await running
+    assert caught.value.status == 78
     assert told(notified) == [b"STOPPING=1"]
 
 

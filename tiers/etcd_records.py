@@ -10,6 +10,7 @@ was given up can't undo a later one by coming late.
 from __future__ import annotations
 
 import base64
+import binascii
 import logging
 import secrets
 import struct
@@ -20,9 +21,9 @@ import xxhash
 from aetcd.rpc import kv_pb2 as kv
 from aetcd.rpc import rpc_pb2 as pb
 
-from tiers.api import TierError
+from tiers.api import TierError, TierUnreachable
 from tiers.etcd_client import Budget, EtcdClient
-from tiers.etcd_errors import EtcdError
+from tiers.etcd_errors import EtcdError, Lost
 from tiers.etcd_owner import EtcdOwner
 from tiers.etcd_requests import ROW_BYTES_MAX, at_revision, delete_key, put
 
@@ -51,13 +52,13 @@ class EtcdRecords:
     async def load(self) -> None:
         """Read what an earlier process left; raises EtcdError."""
         self._found = {}
-        generations: dict[bytes, bytes] = {}
+        generations: dict[bytes, bytes] = {}  # by label, as they stand in keys
         async for one in self._pages(self._own, limit=PAGE_RECORDS):
             label = bytes(one.key)[len(self._own) :]
             key, value = _key_of(label), bytes(one.value)
             self._revisions[key] = one.mod_revision
-            if value[:1] == _PARTED:
-                generations[label], _, _ = _PARTS.unpack(value[1:])
+            if value[:1] == _PARTED and len(value) == 1 + _PARTS.size:
+                generations[label] = _PARTS.unpack(value[1:])[0].hex().encode()
                 self._parted.add(key)
                 value = await self._joined(label, value[1:])
             else:
@@ -156,7 +157,7 @@ class EtcdRecords:
         stale = set()
         async for one in self._pages(self._parts, limit=PAGE_KEYS, keys_only=True):
             label, _, rest = bytes(one.key)[len(self._parts) :].partition(b"/")
-            if bytes.fromhex(rest[:16].decode()) != generations.get(label):
+            if rest.partition(b"/")[0] != generations.get(label):
                 stale.add(bytes(one.key))
         for name in stale:
             request = pb.TxnRequest(compare=[self._owner.held], success=[delete_key(name)])
@@ -219,6 +220,8 @@ class EtcdRouterStore:
             await self.owner.claim()
             await self.sessions.load()
             await self.ended.load()
+        except Lost as lost:
+            raise TierUnreachable(f"the router's records cannot be kept: {lost}") from lost
         except EtcdError as error:
             raise TierError(f"the router's records cannot be kept: {error}") from error
 
@@ -236,4 +239,7 @@ def _label(key: bytes) -> bytes:
 
 
 def _key_of(label: bytes) -> bytes:
-    return base64.urlsafe_b64decode(label + b"=" * (-len(label) % 4))
+    try:
+        return base64.urlsafe_b64decode(label + b"=" * (-len(label) % 4))
+    except binascii.Error:
+        return label  # somebody else's: no record that a router could decode

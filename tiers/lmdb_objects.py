@@ -17,6 +17,7 @@ import xxhash
 from tiers.api import Entry, Key, TierError
 from tiers.checksum import told
 from tiers.folder import Folder
+from tiers.lmdb_file import FileDamaged, check_file
 
 _HEAD = struct.Struct(">QQ16sH")
 _NUL = b"\0"  # between fields, none of which holds it
@@ -59,9 +60,10 @@ class Objects:
             if not folder.intact(boot):
                 folder.wipe()
             try:
+                check_file(folder.path, used=False)
                 self._open()
                 self.listing()
-            except (lmdb.Error, Torn, ValueError):
+            except (lmdb.Error, FileDamaged, Torn, ValueError):
                 # A cache that can't be read is worth nothing; a second failure is the disk's.
                 self._close_quietly()
                 folder.wipe()

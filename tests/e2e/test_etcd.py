@@ -63,6 +63,7 @@ def at_another_machine(site: Site, etcd: EtcdCluster) -> Path:
     return config
 
 
+@pytest.mark.slow
 def test_a_router_goes_on_at_another_machine(site: Site, etcd: EtcdCluster) -> None:
     """D-F5, D-Z8: kill -9 in the middle of a text, and its disk is gone as well."""
     router = site.running["router-r0"]
@@ -87,6 +88,7 @@ def test_a_router_goes_on_at_another_machine(site: Site, etcd: EtcdCluster) -> N
     assert asyncio.run(site.committed(session["session"])) == tuple(wanted)
 
 
+@pytest.mark.slow
 def test_of_two_routers_of_one_name_the_older_ends(site: Site, etcd: EtcdCluster) -> None:
     """D-F5: on one machine the second is refused; elsewhere it is the router from then on."""
     router = site.running["router-r0"]

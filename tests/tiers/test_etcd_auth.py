@@ -77,29 +77,34 @@ def settings(guarded: EtcdCluster, tmp_path: Path) -> Settings:
     return made
 
 
+@pytest.mark.parametrize("how", ["forgotten", pytest.param("restart", marks=pytest.mark.slow)])
 async def test_logs_and_records_are_kept_for_a_user(
-    settings: Settings, guarded: EtcdCluster
+    settings: Settings, guarded: EtcdCluster, how: str
 ) -> None:
     """A restarted member knows no token: what meets that was not done, and is done again."""
     logs = await open_etcd_logs(settings())
-    records = await open_etcd_records(settings(), "r0", on_lost=pytest.fail)
-    tag = await logs.append("a", fence(1), offset=None, if_match=None, create=True)
+    records = await open_etcd_records(settings(), how, on_lost=pytest.fail)
+    tag = await logs.append(how, fence(1), offset=None, if_match=None, create=True)
     await records.sessions.put(b"k", b"v")
-    guarded.members[0].kill()
-    await asyncio.to_thread(guarded.restart, guarded.members[0])
+    if how == "restart":
+        guarded.members[0].kill()
+        await asyncio.to_thread(guarded.restart, guarded.members[0])
+    else:
+        for client in (logs._client, records._client):
+            client._login._token = "none.1"
     tags = await asyncio.gather(
-        logs.append("a", fence(2), offset=None, if_match=tag),
+        logs.append(how, fence(2), offset=None, if_match=tag),
         *(
-            logs.append(f"b{n}", fence(1), offset=None, if_match=None, create=True)
+            logs.append(f"{how}-{n}", fence(1), offset=None, if_match=None, create=True)
             for n in range(9)
         ),
     )
     assert len(tags) == 10
-    content = await logs.read("a")
+    content = await logs.read(how)
     assert content is not None and content.data == fence(1) + fence(2)
     await records.sessions.put(b"k", b"w")
     await records.aclose()
-    again = await open_etcd_records(settings(), "r0", on_lost=pytest.fail)
+    again = await open_etcd_records(settings(), how, on_lost=pytest.fail)
     assert again.sessions.all() == {b"k": b"w"}
     await again.aclose()
     await logs.aclose()

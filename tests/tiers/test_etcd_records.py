@@ -10,8 +10,9 @@ from uuid import uuid4
 
 import pytest
 
+from sdcpd.dev.plan import free_ports
 from tests.kit.etcd import EtcdCluster
-from tiers.api import TierError
+from tiers.api import TierError, TierUnreachable
 
 pytest.importorskip("aetcd", reason="the extra etcd is not installed")
 
@@ -28,7 +29,7 @@ from tiers.etcd_client import EtcdSettings
 from tiers.etcd_errors import NoSpace
 from tiers.etcd_owner import EtcdOwner, OwnerLost
 from tiers.etcd_records import EtcdRouterStore
-from tiers.etcd_requests import ROW_BYTES_MAX
+from tiers.etcd_requests import ROW_BYTES_MAX, put
 
 KEY, OTHER = bytes(range(16)), bytes(range(1, 17))
 LARGE = b"".join(b"%07d," % n for n in range(ROW_BYTES_MAX * 3 // 8 + 5))
@@ -212,6 +213,33 @@ async def test_a_write_that_is_given_up_is_told_and_the_next_one_holds(
     client.script = [client.behind_the_late]
     await store.sessions.put(KEY, b"next")
     assert await read_again(routers) == {KEY: b"next"}
+
+
+async def test_an_etcd_that_is_not_there_may_be_there_later() -> None:
+    (port,) = free_ports(1)
+    nowhere = EtcdSettings(endpoints=(f"127.0.0.1:{port}",), prefix="t", timeout_s=0.05)
+    with pytest.raises(TierUnreachable, match=r"records cannot be kept: etcd at .* nobody listens"):
+        await open_etcd_records(nowhere, "r0", on_lost=pytest.fail)
+
+
+@pytest.mark.parametrize("value", [b"", b"\x01short", b"\x02other", b"\x01" + bytes(28)])
+async def test_keys_that_nobody_here_wrote_keep_no_router_from_starting(
+    routers: Routers, value: bytes
+) -> None:
+    """What cannot be decoded is told by who decodes records, session by session."""
+    store, client = await routers.scripted()
+    await store.sessions.put(KEY, b"good")
+    prefix = client._prefix.decode()
+    for name in (
+        ".sessions/r0/A",
+        ".sessions/r0/!",
+        ".parts/sessions/r0/x",
+        ".parts/sessions/r0/x/y",
+    ):
+        await client.txn(pb.TxnRequest(success=[put(f"{prefix}/{name}".encode(), value)]))
+    found = (await routers.start()).sessions.all()
+    assert found[KEY] == b"good" and len(found) == 3
+    assert KEY in await store.sessions.keys_of_all()
 
 
 async def test_a_full_etcd_refuses_and_lets_delete(routers: Routers) -> None:

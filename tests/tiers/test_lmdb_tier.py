@@ -108,6 +108,18 @@ async def test_a_file_that_is_no_database_is_started_anew(tmp_path: Path) -> Non
     await tier.aclose()
 
 
+@pytest.mark.parametrize("pages", [2, 5, 12, 20])
+async def test_a_file_that_lost_its_end_is_started_anew(tmp_path: Path, pages: int) -> None:
+    """Reading behind its end would be a signal that kills the process."""
+    await (await filled(tmp_path)).aclose()
+    os.truncate(tmp_path / "data.mdb", pages * 4096)
+    tier = opened(tmp_path)
+    assert await tier.get(A) is None and tier.stats().objects == 0
+    await tier.put(A, entry(1, 100_000), lease_s=0)
+    assert await tier.get(A) == entry(1, 100_000)
+    await tier.aclose()
+
+
 async def test_a_smaller_budget_keeps_the_newest(tmp_path: Path) -> None:
     await (await filled(tmp_path)).aclose()
     tier = opened(tmp_path, size_bytes=64 * 1024)

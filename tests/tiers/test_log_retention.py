@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +16,11 @@ from sdcpd.protocol.commit_log import CommitRecord, FenceRecord, encode_record
 from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier_state import VerifierSettings
+from sdcpd.roles import log_retention
 from sdcpd.roles.base import Listener
 from sdcpd.roles.commit_log import CommitLog, Outcome
 from sdcpd.roles.generation import GenerationRequest
-from sdcpd.roles.log_retention import LogRetention
+from sdcpd.roles.log_retention import PAGE, LogRetention, even_clock
 from sdcpd.transport.loopback import LoopbackClient
 from tests.kit.cluster import PEERS, ROUTER, Cluster, peer
 from tests.kit.etcd import EtcdCluster
@@ -177,14 +179,14 @@ async def test_jumps_of_the_clock_delete_no_log_of_an_open_session(site: Site) -
 
 
 async def test_many_logs_are_swept_in_parts(site: Site) -> None:
-    names = [f"log-{number}" for number in range(600)]
-    for start in range(0, 600, 100):
+    names = [f"log-{number}" for number in range(PAGE + 44)]
+    for start in range(0, len(names), 100):
         await asyncio.gather(*(site.append(name, 1) for name in names[start : start + 100]))
     site.open = set(names[::2])
     router = site.router()
     await router.sweep()
     site.clock.now += HOUR_S
-    assert await router.sweep() == 300
+    assert await router.sweep() == len(names) // 2
     assert await site.names() == site.open
 
 
@@ -198,6 +200,36 @@ async def test_what_cannot_be_noted_is_not_deleted(site: Site) -> None:
         site.clock.now += HOUR_S
     site.notes.failing = False
     assert await router.sweep() == 0
+
+
+async def test_what_fails_is_told_and_done_later(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_retention, "SWEEP_S_MIN", 0.0)
+    monkeypatch.setattr(log_retention, "SWEEPS", 1e9)
+    await site.append(A, 1)
+    site.notes.failing = True
+    running = asyncio.ensure_future(site.router().run())
+    async with asyncio.timeout(10):
+        while not caplog.messages:
+            await asyncio.sleep(0)
+        assert caplog.messages[0] == "old commit logs are deleted later: the disk is full"
+        site.notes.failing = False
+        while not site.notes.content:
+            await asyncio.sleep(0)
+        site.clock.now += HOUR_S
+        while await site.names():
+            await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_time_goes_on_evenly_from_where_the_wall_clock_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = even_clock()
+    begun = clock()
+    assert abs(begun - time.time()) < 60
+    monkeypatch.setattr(time, "time", lambda: begun + 1e9)
+    assert begun <= clock() < begun + 60
 
 
 async def test_a_verifier_that_lost_its_authority_commits_nothing_to_a_deleted_log(

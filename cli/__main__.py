@@ -9,6 +9,7 @@ import click
 
 import sdcpd
 from cli.certificates import certs
+from cli.exact import verify_exact
 from cli.log import log
 from cli.status import status
 
@@ -25,6 +26,7 @@ def main() -> None:
 main.add_command(certs)
 main.add_command(log)
 main.add_command(status)
+main.add_command(verify_exact)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@ Whoever may open the socket may ask; its file mode and directory are the access 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import sdcpd
@@ -18,6 +16,7 @@ from sdcpd.admin_logs import LogsAdmin, LogsRefused
 from sdcpd.engine.tokenizer import ChatTemplateError, TextModel
 from sdcpd.metrics import MEDIA_TYPE as METRICS_TYPE
 from sdcpd.metrics import Metrics
+from sdcpd.protocol.digest import output_digest
 from sdcpd.protocol.messages import InstanceRole, Sampling, Status
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.drafter import Drafter
@@ -254,11 +253,6 @@ def _state(status: Status, *, fresh: bool) -> str:
     if not fresh:
         return "expired"
     return "loading" if status.ready is False else "ready"
-
-
-def output_digest(tokens: Sequence[int]) -> str:
-    """SHA-256 over the output ids as uint32 big-endian, in hex."""
-    return hashlib.sha256(struct.pack(f">{len(tokens)}I", *tokens)).hexdigest()
 
 
 def _about(role: str, name: str, begun: float) -> dict[str, Any]:

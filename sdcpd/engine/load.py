@@ -39,7 +39,20 @@ def load_target(
     settings: ModelSettings, *, rows_max: int = PASS_ROWS_MAX, report: Report
 ) -> LlamaTarget:
     """The target engine; raises ModelError with one sentence for a person."""
+    return _target(settings, _load(settings, report=report), rows_max=rows_max, report=report)
+
+
+def load_twins(settings: ModelSettings, *, report: Report) -> tuple[LlamaTarget, ModelDrafter]:
+    """The target, and a drafter of the same weights, which is always right; raises ModelError."""
     runner = _load(settings, report=report)
+    target = _target(settings, runner, rows_max=PASS_ROWS_MAX, report=report)
+    drafter = ModelDrafter(Runner(runner.model), target.info, kv_octets_max=settings.kv_octets_max)
+    return target, drafter
+
+
+def _target(
+    settings: ModelSettings, runner: Runner, *, rows_max: int, report: Report
+) -> LlamaTarget:
     begin = time.monotonic()
     exact = runner.self_check()
     report(

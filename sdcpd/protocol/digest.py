@@ -39,6 +39,11 @@ def _next(digest: bytes, token: int) -> bytes:
     return sha256(digest + token.to_bytes(4, "big")).digest()
 
 
+def output_digest(tokens: Sequence[int]) -> str:
+    """SHA-256 over the output ids as uint32 big-endian, in hex: what two equal texts share."""
+    return sha256(struct.pack(f">{len(tokens)}I", *tokens)).hexdigest()
+
+
 class PrefixChain:
     """All digests of a session's committed prefix, so that any earlier base can be compared.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from sdcpd.admin import output_digest
+from sdcpd.protocol.digest import output_digest
 from tests.kit.dev import COMMAND, PAIR, Dev, dev, environment, once
 
 DRAFTERS = {

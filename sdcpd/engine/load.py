@@ -10,14 +10,15 @@ from pathlib import Path
 import torch
 
 from sdcpd.engine.api import EngineInfo, ModelError
+from sdcpd.engine.digests import cache_file
 from sdcpd.engine.drafters import ROW_TOKENS_MAX, ModelDrafter
 from sdcpd.engine.model import LlamaModel
+from sdcpd.engine.model_config import DTYPES, read_config
 from sdcpd.engine.runner import PASS_ROWS_MAX, Runner
 from sdcpd.engine.target import LlamaTarget
-from sdcpd.engine.weights import load_tensors, model_digest, read_config, tokenizer_digest
+from sdcpd.engine.weights import Weights, model_digest, tokenizer_digest
 
 Report = Callable[[str], None]
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def _target(
         f"self-check {time.monotonic() - begin:.1f} s: rows are "
         f"{'independent of their batch' if exact else 'NOT independent; output may vary'}"
     )
-    info = _info(settings, runner, exact=exact)
+    info = _info(settings, runner, exact=exact, report=report)
     return LlamaTarget(runner, info, kv_octets_max=settings.kv_octets_max, rows_max=rows_max)
 
 
@@ -68,7 +69,7 @@ def load_drafter(
 ) -> ModelDrafter:
     """The draft model's engine; raises ModelError."""
     runner = _load(settings, report=report)
-    info = _info(settings, runner, exact=True)
+    info = _info(settings, runner, exact=True, report=report)
     return ModelDrafter(runner, info, kv_octets_max=settings.kv_octets_max, top_k=top_k)
 
 
@@ -80,9 +81,9 @@ def _load(settings: ModelSettings, *, report: Report) -> Runner:
     device = _device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else DTYPES[settings.dtype]
     begin = time.monotonic()
-    tensors = load_tensors(settings.path, dtype)
+    weights = Weights(settings.path, dtype, report=report)
     try:
-        model = LlamaModel(config, tensors, device=device)
+        model = LlamaModel(config, weights, device=device)
     except ModelError as e:
         raise ModelError(f"model directory {settings.path}: {e}") from e
     report(
@@ -104,13 +105,14 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _info(settings: ModelSettings, runner: Runner, *, exact: bool) -> EngineInfo:
+def _info(settings: ModelSettings, runner: Runner, *, exact: bool, report: Report) -> EngineInfo:
     model = runner.model
+    digest = settings.model or model_digest(settings.path, remembered=cache_file(), report=report)
     cpu = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else ""
     kind = f"cpu-{cpu}" if cpu else torch.cuda.get_device_name(model.device)
     return EngineInfo(
         name=settings.path.resolve().name,
-        model=settings.model or model_digest(settings.path),
+        model=digest,
         tokenizer=settings.tokenizer or tokenizer_digest(settings.path),
         vocab=model.config.vocab,
         context_max=model.config.context_max,

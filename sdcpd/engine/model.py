@@ -1,4 +1,4 @@
-"""A decoder-only transformer of the Llama family over packed rows of many sessions.
+"""A decoder-only transformer (Llama and its kin, Gemma 3) over packed rows of many sessions.
 
 A pass takes `rows` of tokens that belong to several sessions laid end to end.  Linear layers see
 all rows at once; attention runs a session at a time over that session's KV.  With the row counts
@@ -8,16 +8,16 @@ start-up self-check proves it for the weights and machine at hand).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from sdcpd.engine.api import ModelError
 from sdcpd.engine.kv import KEY_BLOCK, SessionKv, padded
-from sdcpd.engine.weights import ModelConfig
+from sdcpd.engine.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +37,31 @@ class Layer:
     norm_in: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
+    norm_q: torch.Tensor | None
+    norm_k: torch.Tensor | None
     out: torch.Tensor
+    norm_attended: torch.Tensor | None
+    """Of what attention adds, where the family has it; likewise for the MLP below."""
     norm_mlp: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    norm_out: torch.Tensor | None
 
 
-def _rope_table(config: ModelConfig, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [context, head_dim], in binary32 (RoPE; Llama 3 scaling)."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    inverse = 1.0 / (config.rope_theta**half)
-    scaling = config.rope_scaling
-    if scaling is not None:
-        wavelength = 2 * math.pi / inverse
-        low = scaling.original_context / scaling.low_freq_factor
-        high = scaling.original_context / scaling.high_freq_factor
-        smooth = (scaling.original_context / wavelength - scaling.low_freq_factor) / (
-            scaling.high_freq_factor - scaling.low_freq_factor
-        )
-        blended = (1 - smooth) * inverse / scaling.factor + smooth * inverse
-        inverse = torch.where(
-            wavelength > low,
-            inverse / scaling.factor,
-            torch.where(wavelength < high, inverse, blended),
-        )
-    angles = torch.arange(config.context_max).float()[:, None] * inverse[None, :]
-    angles = torch.cat((angles, angles), dim=-1).to(device)
-    return angles.cos(), angles.sin()
+class Tensors(Protocol):
+    """Where tensors are taken from, by their names in Hugging Face's files."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def pop(self, name: str) -> torch.Tensor:
+        """Take one out; raises KeyError."""
+        ...
 
 
 class LlamaModel:
     """Weights of one model on one device; holds no session state."""
 
-    def __init__(
-        self, config: ModelConfig, tensors: dict[str, torch.Tensor], *, device: torch.device
-    ) -> None:
+    def __init__(self, config: ModelConfig, tensors: Tensors, *, device: torch.device) -> None:
         self.config = config
         self.device = device
 
@@ -102,8 +92,14 @@ class LlamaModel:
             if config.tied and "lm_head.weight" not in tensors
             else take("lm_head.weight")
         )
-        self.head_tokens = tensors["d2t"].to(device).long() if "d2t" in tensors else None
-        self._cos, self._sin = (t.to(self.dtype) for t in _rope_table(config, device))
+        self.head_tokens = tensors.pop("d2t").to(device).long() if "d2t" in tensors else None
+        self._ropes = {
+            rope: [
+                table.to(self.dtype)
+                for table in rope.table(config.head_dim, config.context_max, device)
+            ]
+            for rope in set(config.ropes)
+        }
 
     def _layer(self, take: Callable[..., torch.Tensor], index: int) -> Layer:
         c = self.config
@@ -119,14 +115,24 @@ class LlamaModel:
         if c.qkv_bias:
             bias = torch.cat([take(f"{attention}{n}.bias", size) for n, size in sizes.items()])
         inner = (c.intermediate, c.hidden)
+        gemma, normed = c.family.gemma, c.family.qk_norm
+
+        def norm(name: str, *, there: bool = True, size: int = c.hidden) -> torch.Tensor | None:
+            return take(f"{at}{name}.weight", size) if there else None
+
+        before_mlp = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
         return Layer(
             norm_in=take(at + "input_layernorm.weight", c.hidden),
+            norm_q=norm("self_attn.q_norm", there=normed, size=c.head_dim),
+            norm_k=norm("self_attn.k_norm", there=normed, size=c.head_dim),
+            norm_attended=norm("post_attention_layernorm", there=gemma),
+            norm_out=norm("post_feedforward_layernorm", there=gemma),
             qkv=torch.cat(
                 [take(f"{attention}{n}.weight", size, c.hidden) for n, size in sizes.items()]
             ),
             qkv_bias=bias,
             out=take(attention + "o_proj.weight", c.hidden, rows),
-            norm_mlp=take(at + "post_attention_layernorm.weight", c.hidden),
+            norm_mlp=take(f"{at}{before_mlp}.weight", c.hidden),
             gate_up=torch.cat(
                 [take(mlp + "gate_proj.weight", *inner), take(mlp + "up_proj.weight", *inner)]
             ),
@@ -139,13 +145,20 @@ class LlamaModel:
     ) -> torch.Tensor:
         """Feed rows `tokens` [R] at `positions` [R], write their KV, return hidden states."""
         hidden = F.embedding(tokens, self.embedding)
-        cos, sin = self._cos[positions], self._sin[positions]
-        masks = [self._mask(segment) for segment in segments]
+        if self.config.embedding_scale is not None:
+            hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=self.dtype)
+        turns = {rope: (cos[positions], sin[positions]) for rope, (cos, sin) in self._ropes.items()}
+        masks = {
+            window: [self._mask(segment, window) for segment in segments]
+            for window in set(self.config.windows)
+        }
         for index, layer in enumerate(self.layers):
-            attended = self._attention(index, layer, hidden, cos, sin, segments, masks)
-            hidden = hidden + F.linear(attended, layer.out)
+            turn, mask = turns[self.config.ropes[index]], masks[self.config.windows[index]]
+            added = F.linear(self._attention(index, layer, hidden, turn, segments, mask), layer.out)
+            hidden = hidden + self._normed(added, layer.norm_attended)
             gate, up = F.linear(self._norm(hidden, layer.norm_mlp), layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+            added = F.linear(self._activate(gate) * up, layer.down)
+            hidden = hidden + self._normed(added, layer.norm_out)
         return hidden
 
     @torch.inference_mode()
@@ -165,15 +178,27 @@ class LlamaModel:
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = hidden.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.norm_eps)
+        if self.config.family.gemma:
+            return (wide * (1.0 + weight.float())).to(self.dtype)
         return weight * wide.to(self.dtype)
 
-    def _mask(self, segment: Segment) -> torch.Tensor:
+    def _normed(self, hidden: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return hidden if weight is None else self._norm(hidden, weight)
+
+    def _activate(self, gate: torch.Tensor) -> torch.Tensor:
+        if self.config.activation == "gelu_tanh":
+            return F.gelu(gate, approximate="tanh")
+        return F.silu(gate)
+
+    def _mask(self, segment: Segment, window: int | None) -> torch.Tensor:
         """Additive causal mask [group * rows, keys] of a segment, keys padded to KEY_BLOCK."""
         end = segment.start + segment.rows
         keys = torch.arange(padded(end, KEY_BLOCK), device=self.device)
         queries = torch.arange(segment.start, end, device=self.device)
         mask = torch.zeros(segment.rows, len(keys), dtype=self.dtype, device=self.device)
         mask.masked_fill_(keys[None, :] > queries[:, None], float("-inf"))
+        if window is not None:
+            mask.masked_fill_(keys[None, :] <= queries[:, None] - window, float("-inf"))
         return mask.repeat(self.config.heads // self.config.kv_heads, 1)
 
     def _attention(
@@ -181,16 +206,21 @@ class LlamaModel:
         index: int,
         layer: Layer,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
         segments: Sequence[Segment],
         masks: list[torch.Tensor],
     ) -> torch.Tensor:
         c = self.config
+        cos, sin = turn
         fused = F.linear(self._norm(hidden, layer.norm_in), layer.qkv, layer.qkv_bias)
         rows = fused.shape[0]
         fused = fused.view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
         turned = fused[:, : c.heads + c.kv_heads]
+        if layer.norm_q is not None and layer.norm_k is not None:
+            asked, kept = turned[:, : c.heads], turned[:, c.heads :]
+            turned = torch.cat(
+                (self._norm(asked, layer.norm_q), self._norm(kept, layer.norm_k)), dim=1
+            )
         half = c.head_dim // 2
         rotated = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
         turned = turned * cos[:, None] + rotated * sin[:, None]
@@ -209,6 +239,7 @@ class LlamaModel:
                 segment.kv.keys[None, index, :, : mask.shape[1]],
                 segment.kv.values[None, index, :, : mask.shape[1]],
                 attn_mask=mask,
+                scale=c.attention_scale,
             )
             seen = seen.view(c.heads, segment.rows, c.head_dim).transpose(0, 1)
             result[part] = seen.reshape(segment.rows, -1)

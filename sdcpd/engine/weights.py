@@ -1,11 +1,11 @@
-"""A Hugging Face model directory: its config, digests and tensors (D-C9)."""
+"""The weights of a Hugging Face model directory: its files, their digests (D-C9), their tensors."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,165 +13,36 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sdcpd.engine.api import ModelError
+from sdcpd.engine.digests import file_digest
+from sdcpd.engine.model_config import read_json, require
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": False,
-    "MistralForCausalLM": False,
-    "Qwen2ForCausalLM": True,
-}
-"""Supported architectures, and whether their q, k and v projections have a bias."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Llama 3.x frequency scaling."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The shape of a decoder-only model, from `config.json`."""
-
-    architecture: str
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    context_max: int
-    norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
-    tied: bool
-    qkv_bias: bool
-    bos: int | None
-    eos: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def _require(path: Path, what: str) -> Path:
-    if not path.is_file():
-        raise ModelError(
-            f"model directory {path.parent}: {path.name} is missing ({what}); "
-            "expected a Hugging Face directory with config.json, *.safetensors and tokenizer.json"
-        )
-    return path
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as e:
-        raise ModelError(f"{path}: not readable as JSON ({e}); fetch the file again") from e
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: holds no JSON object; fetch the file again")
-    return value
-
-
-def read_config(directory: Path) -> ModelConfig:
-    """Read and check `config.json`; raises ModelError naming what is unsupported."""
-    if not directory.is_dir():
-        raise ModelError(f"model directory {directory} does not exist; check the path")
-    path = _require(directory / "config.json", "the model's shape")
-    raw = _json(path)
-    names = raw.get("architectures") or ["(none named)"]
-    if names[0] not in ARCHITECTURES:
-        raise ModelError(
-            f"{path}: architecture {names[0]} is not supported; "
-            f"supported are {', '.join(sorted(ARCHITECTURES))}"
-        )
-    if raw.get("quantization_config"):
-        raise ModelError(f"{path}: quantised weights are not supported; use the bf16 original")
-    if names[0] == "MistralForCausalLM" and raw.get("sliding_window"):
-        raise ModelError(f"{path}: sliding-window attention is not supported by sdcpd")
-    if raw.get("use_sliding_window"):
-        raise ModelError(f"{path}: sliding-window attention is not supported by sdcpd")
-    try:
-        config = _shape(raw, names[0])
-    except KeyError as e:
-        raise ModelError(f"{path}: key {e} is missing; fetch the file again") from e
-    except (TypeError, ValueError) as e:
-        raise ModelError(f"{path}: a key has a wrong value ({e}); fetch the file again") from e
-    sizes = (config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim)
-    if min(*sizes, config.vocab, config.context_max) < 1 or config.heads % config.kv_heads:
-        raise ModelError(
-            f"{path}: sizes do not fit each other (heads {config.heads}, key heads "
-            f"{config.kv_heads}, hidden {config.hidden}); fetch the file again"
-        )
-    return config
-
-
-def _shape(raw: dict[str, Any], architecture: str) -> ModelConfig:
-    heads = int(raw["num_attention_heads"])
-    hidden = int(raw["hidden_size"])
-    if heads < 1:
-        raise ValueError(f"num_attention_heads is {heads}")
-    eos = raw.get("eos_token_id")
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = rope.get("rope_theta", raw.get("rope_theta", 10000.0))
-    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
-    return ModelConfig(
-        architecture=architecture,
-        layers=int(raw["num_hidden_layers"]),
-        hidden=hidden,
-        intermediate=int(raw["intermediate_size"]),
-        heads=heads,
-        kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(raw.get("head_dim") or hidden // heads),
-        vocab=int(raw["vocab_size"]),
-        context_max=int(raw.get("max_position_embeddings", 2048)),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(theta),
-        rope_scaling=_rope_scaling(rope),
-        tied=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=bool(raw.get("attention_bias", ARCHITECTURES[architecture])),
-        bos=raw.get("bos_token_id"),
-        eos=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
-        dtype={
-            "bfloat16": torch.bfloat16,
-            "float16": torch.float16,
-        }.get(name, torch.float32),
-    )
-
-
-def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ValueError(f"rope scaling {kind!r}")
-    return RopeScaling(
-        float(rope["factor"]),
-        float(rope["low_freq_factor"]),
-        float(rope["high_freq_factor"]),
-        int(rope["original_max_position_embeddings"]),
-    )
+REPORT_EVERY_S = 2.0
 
 
 def weight_files(directory: Path) -> list[Path]:
     """The `*.safetensors` files, in ascending octet order of name; raises ModelError."""
     files = sorted(directory.glob("*.safetensors"), key=lambda p: p.name.encode())
     if not files:
-        _require(directory / "model.safetensors", "the weights")
+        require(directory / "model.safetensors", "the weights")
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        for name in sorted(set(_json(index).get("weight_map", {}).values())):
-            _require(directory / name, "a weight file named in model.safetensors.index.json")
+        for name in sorted(set(read_json(index).get("weight_map", {}).values())):
+            require(directory / name, "a weight file named in model.safetensors.index.json")
     return files
 
 
-def digest_files(paths: list[Path], label: str) -> bytes:
-    """SHA-256 of one file, or of the names and digests of several (D-C9)."""
-    digests = []
-    for path in paths:
-        with path.open("rb") as stream:
-            digests.append(hashlib.file_digest(stream, "sha256").digest())
+def digest_files(
+    paths: list[Path],
+    label: str,
+    *,
+    remembered: Path | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> bytes:
+    """SHA-256 of one file, or of the names and digests of several (D-C9); raises ModelError."""
+    try:
+        digests = [file_digest(path, remembered=remembered, report=report) for path in paths]
+    except OSError as e:
+        raise ModelError(f"{e.filename}: not readable ({e.strerror}); check the file") from e
     if len(paths) == 1:
         return digests[0]
     total = hashlib.sha256(label.encode() + b"\0")
@@ -181,26 +52,73 @@ def digest_files(paths: list[Path], label: str) -> bytes:
     return total.digest()
 
 
-def model_digest(directory: Path) -> bytes:
-    """The contract's `target` (or drafter) digest of a directory's weights."""
-    return digest_files(weight_files(directory), "SDCP-WEIGHTS-1")
+def model_digest(
+    directory: Path,
+    *,
+    remembered: Path | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> bytes:
+    """The contract's `target` (or drafter) digest of a directory's weights; raises ModelError.
+
+    `remembered` is the file of digests.py; None hashes anew.
+    """
+    files = weight_files(directory)
+    return digest_files(files, "SDCP-WEIGHTS-1", remembered=remembered, report=report)
 
 
 def tokenizer_digest(directory: Path) -> bytes:
     """The contract's `tokenizer` digest."""
-    path = _require(directory / "tokenizer.json", "the tokenizer")
+    path = require(directory / "tokenizer.json", "the tokenizer")
     return digest_files([path], "SDCP-TOKENIZER-1")
 
 
-def load_tensors(directory: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """All tensors, floating ones converted to `dtype`; raises ModelError."""
-    tensors: dict[str, torch.Tensor] = {}
-    for path in weight_files(directory):
+class Weights:
+    """The tensors of a directory, read one after the other from files that are mapped.
+
+    What is taken is a copy in memory of its own: a file may be replaced while the model runs.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        *,
+        report: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Open the files; raises ModelError. Floating tensors are converted to `dtype`."""
+        self._dtype, self._report = dtype, report
+        self._places: dict[str, tuple[Path, Any]] = {}
+        files = weight_files(directory)
+        self._total_bytes = sum(path.stat().st_size for path in files)
+        self._taken_bytes, self._reported = 0, time.monotonic()
+        for path in files:
+            try:
+                opened = safe_open(path, framework="pt")
+                self._places |= dict.fromkeys(opened.keys(), (path, opened))
+            except (SafetensorError, OSError) as e:
+                raise _damaged(path, e) from e
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def pop(self, name: str) -> torch.Tensor:
+        """Take a tensor out; raises KeyError or ModelError."""
+        path, opened = self._places.pop(name)
         try:
-            with safe_open(path, framework="pt") as weights:
-                for name in weights.keys():  # noqa: SIM118 (not a dict)
-                    tensor = weights.get_tensor(name)
-                    tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            stored = opened.get_tensor(name)
         except (SafetensorError, OSError) as e:
-            raise ModelError(f"{path}: damaged or incomplete ({e}); fetch the file again") from e
-    return tensors
+            raise _damaged(path, e) from e
+        self._tell(stored.numel() * stored.element_size())
+        wanted = self._dtype if stored.is_floating_point() else stored.dtype
+        return torch.empty_like(stored, dtype=wanted).copy_(stored)
+
+    def _tell(self, taken_bytes: int) -> None:
+        self._taken_bytes += taken_bytes
+        if time.monotonic() - self._reported >= REPORT_EVERY_S:
+            self._reported = time.monotonic()
+            share = 100 * self._taken_bytes // max(1, self._total_bytes)
+            self._report(f"weights {share} % of {self._total_bytes / (1 << 30):.1f} GiB")
+
+
+def _damaged(path: Path, error: Exception) -> ModelError:
+    return ModelError(f"{path}: damaged or incomplete ({error}); fetch the file again")

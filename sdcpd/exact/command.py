@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sdcpd.engine.api import DraftEngine
 from sdcpd.engine.load import ModelSettings, load_drafter, load_twins
+from sdcpd.engine.model_config import read_config
 from sdcpd.engine.ngram import NgramDrafter
 from sdcpd.engine.tokenizer import TextModel
-from sdcpd.engine.weights import read_config
 from sdcpd.exact.drafters import RandomDrafter, WrongDrafter
 from sdcpd.exact.matrix import Matrix, Outcome, cases
 

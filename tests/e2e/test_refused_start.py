@@ -92,7 +92,7 @@ def test_an_architecture_that_is_not_supported(site: Site) -> None:
     config = free_verifier(site, "odd", model)
     said = last_line(site, "verifier-v0", config=config, status=78)
     assert said.startswith(f"{model}/config.json: architecture MambaForCausalLM is not supported")
-    assert "supported are LlamaForCausalLM" in said
+    assert "supported are Gemma3ForCausalLM, LlamaForCausalLM" in said
 
 
 def test_a_supervisor_that_does_not_listen_is_no_reason_to_fail(site: Site) -> None:

@@ -8,14 +8,26 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from sdcpd.engine.api import Draft, EngineInfo
 from sdcpd.engine.drafters import ModelDrafter
 from sdcpd.engine.load import ModelSettings, load_target
 from sdcpd.engine.model import LlamaModel
+from sdcpd.engine.model_config import read_config
 from sdcpd.engine.runner import Runner
-from sdcpd.engine.weights import load_tensors, read_config
+from sdcpd.engine.weights import Weights
 from sdcpd.protocol.sparse import SparseRows
 from tests.kit.spied_target import Spied
 
@@ -38,12 +50,39 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+WINDOW = 33  # shorter than the texts of the tests
+GEMMA = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
 FAMILIES = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**COMMON, tie_word_embeddings=True)),
     "llama3-untied": lambda: LlamaForCausalLM(
         LlamaConfig(**COMMON, tie_word_embeddings=False, rope_parameters=LLAMA3)
     ),
+    "llama-linear": lambda: LlamaForCausalLM(LlamaConfig(**COMMON, rope_parameters=LINEAR)),
+    "mistral": lambda: MistralForCausalLM(
+        MistralConfig(**COMMON, sliding_window=None, head_dim=24)
+    ),
+    "mistral-sliding": lambda: MistralForCausalLM(
+        MistralConfig(**COMMON, sliding_window=WINDOW, head_dim=16)
+    ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**COMMON, tie_word_embeddings=False)),
+    "qwen2-sliding": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+    ),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**COMMON, head_dim=32, tie_word_embeddings=True)),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **COMMON,
+            head_dim=32,
+            query_pre_attn_scalar=24,
+            sliding_window=WINDOW,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters=GEMMA,
+        )
+    ),
 }
 
 
@@ -90,7 +129,7 @@ def dense(draft: Draft) -> bytes:
 def runner_of(directory: Path, dtype: torch.dtype = torch.float32) -> Runner:
     """A runner over a directory's weights on the CPU."""
     config = read_config(directory)
-    return Runner(LlamaModel(config, load_tensors(directory, dtype), device=torch.device("cpu")))
+    return Runner(LlamaModel(config, Weights(directory, dtype), device=torch.device("cpu")))
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ import torch
 
 from sdcpd.engine.api import ContextFull, DraftWork, EngineError, ModelError, Prefix, Score
 from sdcpd.engine.load import ModelSettings, load_target
+from sdcpd.engine.model_config import read_config
 from sdcpd.engine.ngram import NgramDrafter, NgramIndex
 from sdcpd.engine.scheduler import plan
 from sdcpd.engine.target import LlamaTarget
-from sdcpd.engine.weights import model_digest, read_config, weight_files
+from sdcpd.engine.weights import model_digest, weight_files
 from sdcpd.protocol.acceptance import check_rows
 from sdcpd.protocol.messages import Sampling
 from tests.engine.conftest import dense, drafter_of

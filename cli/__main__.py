@@ -11,6 +11,7 @@ import sdcpd
 from cli.certificates import certs
 from cli.exact import verify_exact
 from cli.log import log
+from cli.models import models
 from cli.status import status
 
 
@@ -25,6 +26,7 @@ def main() -> None:
 
 main.add_command(certs)
 main.add_command(log)
+main.add_command(models)
 main.add_command(status)
 main.add_command(verify_exact)
 

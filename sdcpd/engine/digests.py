@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 
 
 def cache_file(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Where digests are remembered: the service's cache directory, else the user's; None: nowhere."""
+    """The service's cache directory has it, else the user's; None where there is neither."""
     if given := environment.get("CACHE_DIRECTORY"):
         return Path(given.partition(":")[0]) / "digests.json"
     base = environment.get("XDG_CACHE_HOME")

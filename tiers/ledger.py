@@ -7,11 +7,12 @@ used = sum over all accounts; leased = sum over those with a deadline; idle are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from tiers.api import Key, TierFull
+from tiers.chains import Chains
 from tiers.s3fifo import S3Fifo
 from tiers.scopes import ScopeBooks
 
@@ -22,8 +23,6 @@ _HEAP_SLACK = 64  # stale deadlines kept before the heap is rebuilt; renewals le
 class _Account:
     size_bytes: int
     generation: int
-    after: Key
-    """What it continues; itself if nothing."""
     deadline: float | None = None
     reads: int = 0
     outlived: bool = False
@@ -69,7 +68,7 @@ class Ledger:
         self._clock = clock
         self._accounts: dict[Key, _Account] = {}
         self._idle = S3Fifo(size_bytes)
-        self._followers: dict[Key, set[Key]] = {}
+        self._chains = Chains(self._idle.__contains__)
         self._deadlines: list[tuple[float, int, Key]] = []
         self._generation = 0
 
@@ -110,17 +109,15 @@ class Ledger:
         `after` as in Entry; `generation` is given for what an earlier run left.
         """
         self._lapse()
-        before = Key(key.scope, after or key.name)
-        beginning = self._beginning(before, key)
-        self._check_room(key, size_bytes, beginning)
+        before = Key(key.scope, after) if after not in ("", key.name) else None
+        self._check_room(key, size_bytes, before)
         self.remove(key)
-        victims = self._shed_of_scope(key.scope, size_bytes, beginning)
-        victims += self.shed(size_bytes - (self.size_bytes - self.used_bytes), sparing=beginning)
+        victims = self._shed_of_scope(key.scope, size_bytes, before)
+        victims += self.shed(size_bytes - (self.size_bytes - self.used_bytes), sparing=before)
         self._generation = max(self._generation + 1, generation or 0)
         number = generation or self._generation
-        self._accounts[key] = _Account(size_bytes, number, before)
-        if before != key:
-            self._followers.setdefault(before, set()).add(key)
+        self._accounts[key] = _Account(size_bytes, number)
+        self._chains.add(key, before, size_bytes)
         self._idle.add(key, size_bytes)
         self._scopes.add(key, size_bytes)
         self.used_bytes += size_bytes
@@ -128,24 +125,23 @@ class Ledger:
             self.renew(key, lease_s)
         return Admission(number, victims)
 
-    def shed(
-        self, size_bytes: int, *, sparing: Collection[Key] = frozenset()
-    ) -> tuple[Victim, ...]:
+    def shed(self, size_bytes: int, *, sparing: Key | None = None) -> tuple[Victim, ...]:
         """Take objects without a lease off the books until that many bytes were, or none is left.
 
-        `sparing` are those that the room is made for.
+        `sparing` is what the room is made for, or what that continues: it stays, and all before it.
         """
         self._lapse()
         victims, spared = [], []
-        while size_bytes > 0 and (key := self._idle.evict(self._last)) is not None:
-            if key in sparing:
+        while size_bytes > 0 and (key := self._idle.evict(self._chains.last)) is not None:
+            # Of a chain the end comes first, so what is spared comes in this order.
+            if key == sparing:
+                self._scopes.set_aside(key)
                 spared.append(key)
+                sparing = self._chains.before(key)
                 continue
             size_bytes -= self._accounts[key].size_bytes
             victims.append(self._gone(key))
-        for key in reversed(spared):  # the last of a text came first
-            account = self._accounts[key]
-            self._idle.add(key, account.size_bytes, uses=account.reads)
+        self._put_back(spared)
         return tuple(victims)
 
     def touch(self, key: Key) -> None:
@@ -180,7 +176,7 @@ class Ledger:
         account = self._accounts.pop(key, None)
         if account is None:
             return False
-        self._part(key, account.after)
+        self._chains.remove(key)
         self.used_bytes -= account.size_bytes
         self._scopes.remove(key, account.size_bytes)
         if account.deadline is None:
@@ -197,17 +193,18 @@ class Ledger:
         assert self.used_bytes == sum(sizes.values()) <= self.size_bytes
         assert self._leased_bytes == sum(sizes[key] for key in leased)
         assert self._idle.keys() == set(sizes) - leased
-        follows = {(a.after, key) for key, a in self._accounts.items() if a.after != key}
-        assert follows == {(key, one) for key, all_ in self._followers.items() for one in all_}
+        self._chains.check(set(sizes))
         self._idle.check()
         self._scopes.check(sizes, leased)
         assert {key for _, _, key in self._deadlines} >= leased
 
-    def _check_room(self, key: Key, size_bytes: int, beginning: Collection[Key]) -> None:
+    def _check_room(self, key: Key, size_bytes: int, before: Key | None) -> None:
         """Raise TierFull where an object doesn't fit, though all went that may go for it."""
         old = self._accounts.get(key)
-        held_bytes = sum(self._accounts[one].size_bytes for one in beginning if one in self._idle)
-        held_bytes -= old.size_bytes if old and old.deadline is not None else 0
+        back_bytes = old.size_bytes if old and old.deadline is not None else 0
+        idle_bytes = self.used_bytes - self._leased_bytes
+        # What it continues stays; where some of that is leased, that is counted twice.
+        held_bytes = min(self._chains.chain_bytes(before), idle_bytes) - back_bytes
         room_bytes = self.size_bytes - self._leased_bytes - held_bytes
         if size_bytes > room_bytes:
             raise TierFull(f"{size_bytes} octets asked, {room_bytes} may go")
@@ -215,48 +212,33 @@ class Ledger:
         if size_bytes > scope_bytes:
             raise TierFull(f"{size_bytes} octets asked, {scope_bytes:.0f} left to the scope")
 
-    def _beginning(self, before: Key, key: Key) -> set[Key]:
-        """What an object continues, all the way: nothing of it goes to make room for the object."""
-        found: set[Key] = set()
-        while before != key and before not in found and before in self._accounts:
-            found.add(before)
-            before = self._accounts[before].after
-        return found
-
     def _shed_of_scope(
-        self, scope: str, size_bytes: int, sparing: Collection[Key]
+        self, scope: str, size_bytes: int, sparing: Key | None
     ) -> tuple[Victim, ...]:
         """Make room for so much more of a scope, among what is its own."""
-        victims = []
-        while (key := self._scopes.next_over(scope, size_bytes, sparing)) is not None:
-            victims.append(self._gone(self._last(key)))
+        victims, spared = [], []
+        while (key := self._scopes.next_over(scope, size_bytes)) is not None:
+            key = self._chains.last(key)
+            if key == sparing:
+                self._idle.remove(key)
+                self._scopes.set_aside(key)
+                spared.append(key)
+                sparing = self._chains.before(key)
+                continue
+            victims.append(self._gone(key))
+        self._put_back(spared)
         return tuple(victims)
 
-    def _last(self, key: Key) -> Key:
-        """The end of what continues a key: it goes first, as it is worth nothing without the key.
-
-        What is leased stays, whatever it continues.
-        """
-        seen = {key}
-        while followers := self._followers.get(key):
-            idle = (one for one in followers if one in self._idle and one not in seen)
-            if (follower := next(idle, None)) is None:
-                break
-            seen.add(follower)
-            key = follower
-        return key
+    def _put_back(self, spared: Sequence[Key]) -> None:
+        for key in reversed(spared):  # the last of a chain came first
+            account = self._accounts[key]
+            self._idle.add(key, account.size_bytes, uses=account.reads)
+            self._scopes.put_back(key)
 
     def _gone(self, key: Key) -> Victim:
         account = self._accounts[key]
         self.remove(key)
         return Victim(key, not account.outlived or account.reads > 1)
-
-    def _part(self, key: Key, before: Key) -> None:
-        followers = self._followers.get(before)
-        if followers is not None:
-            followers.discard(key)
-            if not followers:
-                del self._followers[before]
 
     def _release(self, key: Key, account: _Account) -> None:
         account.deadline = None

@@ -106,7 +106,7 @@ class LmdbTier:
             return
         # The map is full although the budget is not: free pages don't lie together, or aren't
         # free yet. Evict once more, let two transactions pass, and try one last time.
-        await self._write(Tick(), self._ledger.shed(2 * size_bytes, sparing={key}))
+        await self._write(Tick(), self._ledger.shed(2 * size_bytes, sparing=key))
         await self._write(Tick())
         if self._ledger.generation(key) != admission.generation:
             return  # replaced or deleted meanwhile

@@ -168,7 +168,7 @@ class PinnedTier:
         still reads it.
         """
         while (slot := self._arena.take(size_bytes)) is None:
-            victims = self._ledger.shed(1, sparing={key})
+            victims = self._ledger.shed(1, sparing=key)
             if not victims:
                 self._ledger.remove(key)
                 raise TierFull(f"no {size_bytes} octets of the arena lie together")

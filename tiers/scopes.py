@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from tiers.api import Key
@@ -30,12 +29,12 @@ class ScopeBooks:
         held = self._holdings.get(scope)
         return self.bytes_max - (held.leased_bytes if held else 0)
 
-    def next_over(self, scope: str, size_bytes: int, sparing: Collection[Key]) -> Key | None:
+    def next_over(self, scope: str, size_bytes: int) -> Key | None:
         """What has to go before a scope can take so much more; None when nothing has to."""
         held = self._holdings.get(scope)
         if held is None or held.used_bytes + size_bytes <= self.bytes_max:
             return None
-        return next((key for key in held.idle if key not in sparing), None)
+        return next(iter(held.idle), None)
 
     def add(self, key: Key, size_bytes: int) -> None:
         """Enter an object without a lease."""
@@ -54,6 +53,14 @@ class ScopeBooks:
         held = self._holdings[key.scope]
         del held.idle[key]
         held.leased_bytes += size_bytes
+
+    def set_aside(self, key: Key) -> None:
+        """An object is not among those that may go, until it is put back."""
+        del self._holdings[key.scope].idle[key]
+
+    def put_back(self, key: Key) -> None:
+        """It may go again, the last of all."""
+        self._holdings[key.scope].idle[key] = None
 
     def release(self, key: Key, size_bytes: int) -> None:
         """An object may go again, and does so first."""

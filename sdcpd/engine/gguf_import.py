@@ -58,7 +58,7 @@ def _convert(file: Path, out: Path, dtype: torch.dtype, report: Callable[[str], 
         raise ModelError(f"{e.name or e} is not installed: pip install 'sdcpd[gguf]'") from e
     except Exception as e:  # of whatever kind the libraries have for files that they cannot read
         raise ModelError(f"{file}: cannot be read: {_one_line(e)}") from e
-    # A model of such a file counts as quantised and can't be saved: its tensors go into a plain one.
+    # Such a model counts as quantised and can't be saved: its tensors go into a plain one.
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config

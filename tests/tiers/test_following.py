@@ -49,6 +49,47 @@ async def test_the_end_goes_first_whenever_it_came() -> None:
     assert await held(tier, "a", "ab", "abc", "x", "y") == "a ab x y"
 
 
+@pytest.mark.parametrize("scope", [None, 4])
+async def test_nothing_goes_for_what_continues_it(scope: int | None) -> None:
+    """The text is the oldest, and its newest block is the next that would go."""
+    tier = host(4 if scope is None else 9, scope=scope)
+    await write(tier, "a", "ab", "abc", "x")
+    await write(tier, "abcd")
+    tier.check()
+    assert await held(tier, "a", "ab", "abc", "abcd", "x") == "a ab abc abcd"
+    await write(tier, "y")
+    assert await held(tier, "a", "ab", "abc", "abcd", "y") == "a ab abc y"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_a_long_text_costs_each_block_once(
+    order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it came, and however it goes: a peer must not make every write go through all."""
+    count, asked = 3000, 0
+    tier = host(count)
+    chains = tier._ledger._chains
+    is_idle = chains.is_idle
+
+    def counted(one: Key) -> bool:
+        nonlocal asked
+        asked += 1
+        return is_idle(one)
+
+    chains.is_idle = counted
+    numbers = range(count)[::order]
+    for number in numbers:
+        after = f"b{number - 1}" if number else ""
+        one = replace(entry(1, SIZE), after=after)
+        await tier.put(Key("s", f"b{number}"), one, lease_s=0)
+    for number in range(count // 2):
+        await tier.put(Key("s", f"other{number}"), entry(1, SIZE), lease_s=0)
+    await tier.put(Key("s", "large"), entry(1, count // 2 * SIZE), lease_s=0)
+    tier.check()
+    assert await tier.holds(Key("s", "b0")) or count < 9
+    assert asked < 20 * count
+
+
 async def test_within_a_scopes_share_too() -> None:
     tier = host(9, scope=3)
     await write(tier, "a", "ab", "abc", "x")

@@ -2,13 +2,13 @@
 
 One thread takes all that waits and writes it in one transaction; each outcome stands for itself,
 and is told after the transaction is on the disk. If the disk ever fails to flush, nothing is known
-of its state any more, so the store answers StoreFailed from then on.
+of its state any more, so the store takes no records from then on (StoreFailed); what was written
+can still be read. A disk without room is no such failure: it may have some later.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from tiers.api import (
     StoreFailed,
     StoreFull,
 )
+from tiers.disk_room import is_full
 from tiers.folder import Folder
 from tiers.lmdb_file import FileDamaged, check_file, trouble
 from tiers.log_head import Head
@@ -157,14 +158,15 @@ class LmdbLogStore:
         self._folder.release()
 
     async def _reading(self, read: Callable[[str], T], log_id: str) -> T:
-        self._check_alive()
+        if self._writer.closed:
+            raise StoreFailed("the log store is closed")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._readers, read, log_id)
         except lmdb.Error as error:
             raise StoreFailed(f"the log cannot be read: {error}") from error
 
     async def _write(self, ops: Sequence[_Op]) -> list[str | LogError | None]:
-        self._check_alive()
+        self._check_writable()
         if self._writer.busy:
             raise StoreFailed("too many appends are waiting")
         outcomes: list[str | LogError | None] = []
@@ -174,7 +176,7 @@ class LmdbLogStore:
             outcomes.append(outcome)
         return outcomes
 
-    def _check_alive(self) -> None:
+    def _check_writable(self) -> None:
         if self._failure is not None:
             raise StoreFailed(self._failure)
         if self._writer.closed:
@@ -189,7 +191,7 @@ class LmdbLogStore:
             with self._env.begin(write=True) as txn:
                 return [self._outcome(txn, op) for op in ops]
         except lmdb.Error as error:
-            if not _is_full(error):
+            if not is_full(error, self._folder.path):
                 self._failure = f"the disk of the commit logs failed ({error}); see its state"
                 return [StoreFailed(self._failure)] * len(ops)
         # Full, and nothing of the group was written: whose record still has room shows one by one.
@@ -253,10 +255,6 @@ def _open(path: Path, map_bytes: int) -> lmdb.Environment:
     env = lmdb.open(str(path), map_size=map_bytes, max_dbs=2, sync=True, metasync=True, mode=0o600)
     env.reader_check()
     return env
-
-
-def _is_full(error: lmdb.Error) -> bool:
-    return isinstance(error, lmdb.MapFullError) or getattr(error, "code", None) == errno.ENOSPC
 
 
 def _parsed(item: LogAppend) -> _Append | LogError:

@@ -1,0 +1,184 @@
+"""The disk of the commit logs: one that is full for a while, and whether what is told is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from sdcpd.protocol.commit_log import CommitRecord, encode_record
+from tiers.api import LogError, StoreFailed
+from tiers.build import open_logs
+from tiers.disk_room import is_full
+
+LIMITED = """
+import asyncio, resource, sys
+from pathlib import Path
+from tests.tiers.test_log_disk import fill, record
+from tiers.build import open_logs
+
+async def main():
+    folder = Path(sys.argv[1])
+    store = open_logs(folder, 1 << 30)
+    tag = await store.append("a", record(1), offset=None, if_match=None, create=True)
+    size = (folder / "data.mdb").stat().st_size
+    hard = resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40960, hard))
+    count, tag, refusal = await fill(store, tag)
+    assert (await store.head("a")).etag == tag, "reading goes on"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    tag = await store.append("a", record(count), offset=None, if_match=tag)
+    await store.aclose()
+    print(type(refusal).__name__, count, (await open_logs(folder, 1 << 30).head("a")).etag == tag)
+
+asyncio.run(main())
+"""
+
+
+def record(number: int) -> bytes:
+    """Of a round of many tokens."""
+    return encode_record(
+        CommitRecord(
+            epoch=1,
+            round=number,
+            emitted=tuple(range(200)),
+            committed=200 * number,
+            digest=bytes(32),
+        )
+    )
+
+
+async def fill(store: object, tag: str) -> tuple[int, str, LogError]:
+    """Append until it is refused: by which record, the last tag, and why."""
+    for count in range(2, 5000):
+        try:
+            tag = await store.append("a", record(count), offset=None, if_match=tag)  # type: ignore[attr-defined]
+        except LogError as refusal:
+            return count, tag, refusal
+    raise AssertionError("there was room for all")
+
+
+def test_a_full_disk_is_told_and_over_when_there_is_room_again(tmp_path: Path) -> None:
+    """What was acknowledged is there, nothing else, and no restart is needed."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path / "logs")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+    kind, count, same = (done.stdout or "none 0 False").split()
+    assert (kind, same) == ("StoreFull", "True"), done.stdout + done.stderr
+    assert int(count) > 3
+
+
+def failing(code: int) -> lmdb.Error:
+    error = lmdb.Error("mdb_txn_commit: failed")
+    error.code = code  # type: ignore[attr-defined]
+    return error
+
+
+def test_an_error_of_the_disk_is_no_want_of_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    assert is_full(failing(errno.ENOSPC), tmp_path) and is_full(failing(errno.EDQUOT), tmp_path)
+    assert not is_full(failing(errno.EIO), tmp_path), "the probe finds room"
+    assert list(tmp_path.iterdir()) == []
+
+    def no_room(_: int) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "urandom", no_room)
+    assert is_full(failing(errno.EIO), tmp_path) and not is_full(failing(errno.EINVAL), tmp_path)
+
+
+async def test_a_disk_that_failed_takes_nothing_more_and_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_logs(tmp_path, 1 << 20)
+    tag = await store.append("a", record(1), offset=None, if_match=None, create=True)
+
+    def broken(*_: object, **__: object) -> object:
+        raise lmdb.DiskError("mdb_txn_commit: Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tiers.lmdb_log.is_full", lambda *_: False)
+        patch.setattr(store, "_outcome", broken)
+        with pytest.raises(StoreFailed, match="the disk of the commit logs failed"):
+            await store.append("a", record(2), offset=None, if_match=tag)
+    with pytest.raises(StoreFailed):
+        await store.append("a", record(2), offset=None, if_match=tag)
+    head = await store.head("a")
+    assert head is not None and head.etag == tag
+    await store.aclose()
+
+
+@pytest.mark.parametrize("what", ["logs", "records"])
+def test_what_is_acknowledged_was_flushed(tmp_path: Path, what: str) -> None:
+    """Told by the kernel's trace of system calls, or by counting in a library loaded before."""
+    library = tmp_path / "flushes.so"
+    source = Path(__file__).parents[1] / "kit" / "flushes.c"
+    if subprocess.run(["cc", "--version"], capture_output=True, check=False).returncode:
+        pytest.skip("no C compiler is installed")
+    subprocess.run(
+        ["cc", "-O1", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"], check=True
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", FLUSHED[what], str(tmp_path / what), str(library)],
+        env=os.environ | {"LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert [int(one) for one in done.stdout.split()] >= [2, 2, 2], "data, then what names it"
+
+
+FLUSHED = {
+    "logs": """
+import asyncio, ctypes, sys
+from pathlib import Path
+from tests.tiers.test_log_disk import record
+from tiers.build import open_logs
+
+async def main():
+    flushes = ctypes.CDLL(sys.argv[2]).flushes
+    store = open_logs(Path(sys.argv[1]), 1 << 20)
+    tag, found = None, []
+    for number in range(1, 4):
+        before = flushes()
+        tag = await store.append("a", record(number), offset=None, if_match=tag, create=tag is None)
+        found.append(flushes() - before)
+    print(*found)
+    await store.aclose()
+
+asyncio.run(main())
+""",
+    "records": """
+import asyncio, ctypes, sys
+from pathlib import Path
+from tiers.lmdb_records import LmdbRecords
+
+async def main():
+    flushes = ctypes.CDLL(sys.argv[2]).flushes
+    store = LmdbRecords(Path(sys.argv[1]), map_bytes=1 << 20, setting="x")
+    found = []
+    for number in range(3):
+        before = flushes()
+        await store.put(b"key", bytes([number]))
+        found.append(flushes() - before)
+    print(*found)
+    await store.aclose()
+
+asyncio.run(main())
+""",
+}

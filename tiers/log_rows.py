@@ -13,6 +13,7 @@ import lmdb
 
 from tiers.api import LogContent, LogEntry
 from tiers.log_head import Head, content_of, head_of, tag_of
+from tiers.log_rules import is_log_id
 
 _SEQUENCE = struct.Struct(">Q")
 
@@ -45,7 +46,10 @@ class LogRows:
             if not cursor.set_range(after.encode() + b"\0"):
                 return found
             for key, raw in cursor:
-                found.append(LogEntry(bytes(key).decode(), tag_of(bytes(raw))))
+                log_id = bytes(key).decode(errors="replace")
+                if not is_log_id(log_id):
+                    continue  # no store of ours wrote that: a damaged key
+                found.append(LogEntry(log_id, tag_of(bytes(raw))))
                 if len(found) == count_max:
                     break
         return found

@@ -43,7 +43,7 @@ class GroupWriter(Generic[Op, Result]):
     ) -> None:
         self._perform = perform
         self._queue: queue.SimpleQueue[Sequence[_Unit[Op, Result]] | None] = queue.SimpleQueue()
-        self._fresh: list[_Unit[Op, Result]] = []
+        self._fresh: dict[asyncio.AbstractEventLoop, list[_Unit[Op, Result]]] = {}
         self._waiting = 0
         self._closed = False
         # A daemon thread: a process that is going down without closing is not held up, and what
@@ -71,26 +71,29 @@ class GroupWriter(Generic[Op, Result]):
         loop = asyncio.get_running_loop()
         unit: _Unit[Op, Result] = _Unit(tuple(ops), loop, loop.create_future())
         self._waiting += len(ops)
-        if not self._fresh:
+        fresh = self._fresh.get(loop)
+        if fresh is None:
             # When all that run in this turn of the loop have submitted: those that were told of the
             # last group at once come at once, and the first of them must not be a group of its own.
-            loop.call_soon(self._hand_over)
-        self._fresh.append(unit)
+            fresh = self._fresh[loop] = []
+            loop.call_soon(self._hand_over, loop)
+        fresh.append(unit)
         return await unit.done
 
     def stop(self) -> None:
         """Take nothing more; called where `submit` is, so that nothing comes after the end mark."""
         if not self._closed:
             self._closed = True
-            self._hand_over()
+            for loop in list(self._fresh):
+                self._hand_over(loop)
             self._queue.put(None)
 
     def join(self) -> None:
         """Wait, after `stop`, until all that was submitted is performed; blocks."""
         self._thread.join()
 
-    def _hand_over(self) -> None:
-        units, self._fresh = self._fresh, []
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        units = self._fresh.pop(loop, [])
         begin = size = 0
         for end, unit in enumerate(units, 1):
             size += len(unit.ops)

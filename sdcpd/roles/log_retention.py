@@ -20,7 +20,7 @@ import logging
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 
 from tiers.api import LogError, LogStore, Mismatch, Records, TierError
@@ -68,7 +68,7 @@ class LogRetention:
         self._open_logs = open_logs
         self.retention_s = retention_s
         self._clock = clock or even_clock()
-        self._notes = {key.decode(): _decoded(value) for key, value in notes.all().items()}
+        self._notes = _readable(notes.all())
         self._deleted: OrderedDict[str, float] = OrderedDict()
 
     async def run(self) -> None:
@@ -144,6 +144,13 @@ class LogRetention:
         return True
 
 
-def _decoded(value: bytes) -> _Note:
-    (since_s,) = _SINCE.unpack_from(value)
-    return _Note(value[_SINCE.size :].decode(), since_s)
+def _readable(stored: Mapping[bytes, bytes]) -> dict[str, _Note]:
+    """The notes that are notes; a log of which there is none is kept for a whole retention."""
+    notes: dict[str, _Note] = {}
+    for key, value in stored.items():
+        try:
+            (since_s,) = _SINCE.unpack_from(value)
+            notes[key.decode()] = _Note(value[_SINCE.size :].decode(), since_s)
+        except (struct.error, UnicodeDecodeError):
+            log.warning("a note on an old commit log cannot be read and is left where it is")
+    return notes

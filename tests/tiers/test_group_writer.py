@@ -89,3 +89,23 @@ async def test_those_that_were_told_together_are_the_next_group_together() -> No
     assert sizes == [64] * 5
     writer.stop()
     await asyncio.to_thread(writer.join)
+
+
+def test_a_loop_that_ends_in_the_turn_of_a_submission_holds_up_nobody() -> None:
+    writer = GroupWriter[int, int]("test", lambda ops: ops)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(writer.submit([1]))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert not task.done()
+
+    async def submit() -> Sequence[int | Exception]:
+        async with asyncio.timeout(10):
+            return await writer.submit([2])
+
+    assert asyncio.run(submit()) == [2]
+    writer.stop()
+    writer.join()
+    task.get_coro().close()  # type: ignore[union-attr]
+    task._log_destroy_pending = False  # type: ignore[attr-defined]

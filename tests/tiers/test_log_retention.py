@@ -190,6 +190,36 @@ async def test_many_logs_are_swept_in_parts(site: Site) -> None:
     assert await site.names() == site.open
 
 
+async def test_notes_that_are_none_end_no_start(site: Site) -> None:
+    """A damaged one, or another program's: its log is kept for a whole retention again."""
+    await site.append(A, 1)
+    await site.router().sweep()
+    site.clock.now += 2 * HOUR_S
+    site.notes.content[A.encode()] = b"short"
+    site.notes.content[b"\x8a\xff"] = site.notes.content[b"other"] = b"x" * 40
+    site.notes.content[b"text"] = bytes(8) + b"\xff"
+    router = site.router()
+    assert await router.sweep() == 0 and await site.names() == {A}
+    site.clock.now += 2 * HOUR_S
+    assert await router.sweep() == 1 and await site.names() == set()
+
+
+async def test_a_damaged_key_is_no_log_and_ends_no_sweep(tmp_path: Path) -> None:
+    store = open_logs(tmp_path / "logs", 1 << 20)
+    site = Site(store)
+    await site.append(A, 1)
+    await site.append(C, 1)
+    with store._env.begin(write=True, db=store._rows._heads) as txn:
+        txn.put(b"B" * 10 + b"\xc2" + b"B" * 11, bytes(40))
+        txn.put(b"\xff", b"")
+    assert await site.names() == {A, C}
+    router = site.router()
+    await router.sweep()
+    site.clock.now += 2 * HOUR_S
+    assert await router.sweep() == 2
+    await store.aclose()
+
+
 async def test_what_cannot_be_noted_is_not_deleted(site: Site) -> None:
     await site.append(A, 1)
     site.notes.failing = True

@@ -389,6 +389,8 @@ async def test_a_failed_flush_stops_the_store(lmdb_logs: LmdbLogStore) -> None:
     with pytest.raises(StoreFailed):
         await lmdb_logs.append(LOG, commit(1, 2), offset=None, if_match=tag)
     with pytest.raises(StoreFailed, match="disk of the commit logs failed"):
+        await lmdb_logs.append(LOG, commit(1, 2), offset=None, if_match=tag)
+    with pytest.raises(StoreFailed, match="cannot be read"):
         await lmdb_logs.read(LOG)
 
 

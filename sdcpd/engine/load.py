@@ -12,6 +12,7 @@ import torch
 from sdcpd.engine.api import EngineInfo, ModelError
 from sdcpd.engine.digests import cache_file
 from sdcpd.engine.drafters import ROW_TOKENS_MAX, ModelDrafter
+from sdcpd.engine.fingerprint import fingerprint
 from sdcpd.engine.model import LlamaModel
 from sdcpd.engine.model_config import DTYPES, read_config
 from sdcpd.engine.runner import PASS_ROWS_MAX, Runner
@@ -32,7 +33,7 @@ class ModelSettings:
     """CPU threads of a pass; 0 leaves torch's choice."""
     kv_octets_max: int = 2 << 30
     model: bytes | None = None
-    """Configured weights digest; computed from the files if None (D-C9)."""
+    """What the digest of the weights must be (D-C9); None for any."""
     tokenizer: bytes | None = None
 
 
@@ -107,16 +108,19 @@ def _device(name: str) -> torch.device:
 
 def _info(settings: ModelSettings, runner: Runner, *, exact: bool, report: Report) -> EngineInfo:
     model = runner.model
-    digest = settings.model or model_digest(settings.path, remembered=cache_file(), report=report)
-    cpu = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else ""
-    kind = f"cpu-{cpu}" if cpu else torch.cuda.get_device_name(model.device)
+    digest = model_digest(settings.path, remembered=cache_file(), report=report)
+    if settings.model not in (None, digest):
+        raise ModelError(
+            f"model directory {settings.path}: its weights have the digest sha256:{digest.hex()}, "
+            "and digest in the configuration is another one; put the right weights there, or "
+            "correct digest"
+        )
     return EngineInfo(
         name=settings.path.resolve().name,
         model=digest,
         tokenizer=settings.tokenizer or tokenizer_digest(settings.path),
         vocab=model.config.vocab,
         context_max=model.config.context_max,
-        fingerprint=f"{kind};{str(model.dtype).removeprefix('torch.')};torch-{torch.__version__};"
-        f"eager;threads-{torch.get_num_threads()}",
+        fingerprint=fingerprint(model),
         exact=exact,
     )

@@ -1,0 +1,48 @@
+"""What computes: all on which the bits of scores and KV depend, the weights aside.
+
+Two engines of one fingerprint and one model compute the same bits; of others nothing is promised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+
+import torch
+
+from sdcpd.engine.model import LlamaModel
+
+ARITHMETIC = 1
+"""Of our own code: raised with every change after which a bit of a score or of KV may differ."""
+
+
+def fingerprint(model: LlamaModel) -> str:
+    """Device, dtype, torch, threads, and the shape that `config.json` gives the weights."""
+    shape = hashlib.sha256(repr(model.config).encode()).hexdigest()[:16]
+    parts = [
+        _device(model.device),
+        str(model.dtype).removeprefix("torch."),
+        f"torch-{torch.__version__}",
+        "eager",
+        f"threads-{torch.get_num_threads()}",
+        f"arithmetic-{ARITHMETIC}",
+        f"shape-{shape}",
+    ]
+    return ";".join(parts)
+
+
+def _device(device: torch.device) -> str:
+    if device.type != "cpu":
+        return torch.cuda.get_device_name(device)
+    # Libraries choose their kernels by more than the instructions that there are.
+    return f"cpu-{torch.backends.cpu.get_cpu_capability()}-{_cpu_name()}"
+
+
+def _cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+    return "-".join(next(names, platform.processor() or platform.machine()).split())

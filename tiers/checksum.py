@@ -9,6 +9,12 @@ from tiers.api import Entry
 _OWN_TAG = re.compile(r'"([0-9a-f]{32})-(\d+)"')
 
 
+def dense_bytes(entry: Entry) -> int | None:
+    """How many octets an object has when it is decoded, by its tag; None for other tags."""
+    match = _OWN_TAG.fullmatch(entry.etag)
+    return int(match[2]) if match else None
+
+
 def told(entry: Entry) -> str | None:
     """The checksum in hexadecimal that a tag of `entry_of` is, of octets that are not coded.
 

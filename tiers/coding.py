@@ -26,7 +26,7 @@ SAMPLE_BYTES = 64 << 10
 # More takes longer than a hop to another thread and back.
 INLINE_BYTES_MAX = 256 << 10
 SPARSE_INLINE_BYTES_MAX = 8 << 20
-SPARSE_CODED_INLINE_BYTES_MAX = 32 << 10
+SPARSE_CODED_INLINE_BYTES_MAX = 16 << 10
 # 64 rows of the largest vocabularies: a few octets may stand for so many, and no more.
 SPARSE_BYTES_MAX = 64 << 20
 

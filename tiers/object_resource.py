@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 
 from sdcpd.protocol.problems import (
@@ -14,6 +16,7 @@ from sdcpd.protocol.problems import (
 )
 from sdcpd.transport.http import Headers, Request, Response
 from tiers.api import Entry, Key, Octets, Tier, TierFull, entry_of
+from tiers.checksum import dense_bytes
 from tiers.coding import CODINGS, WORTH, BadCoding, DecodedTooLarge, decoded
 from tiers.http_fields import (
     AFTER,
@@ -33,6 +36,7 @@ from tiers.stack import KeyLocks
 IDENTITY = "identity"
 TAKEN = (*CODINGS, IDENTITY)
 METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS")
+DECODED_AT_ONCE = 2
 RETRY_AFTER_S = 1.0  # leases of rows end with their round
 
 
@@ -45,6 +49,9 @@ class ObjectResource:
         self._base_path = base_path
         self._bytes_max = bytes_max
         self._locks = KeyLocks()
+        # A few octets may stand for very many: no more than so many objects are decoded at a time.
+        self._reading = asyncio.Semaphore(DECODED_AT_ONCE)
+        self._writing = asyncio.Semaphore(DECODED_AT_ONCE)
 
     async def handle(self, key: Key, request: Request) -> Response:
         """Answer a request that is authorized and of a known method; raises Problem."""
@@ -75,12 +82,25 @@ class ObjectResource:
         if entry.coding and field(request, "range") is None and accepts(request, entry.coding):
             data, etag = entry.data, _tag_of_coded(entry)
             vary = (("content-encoding", entry.coding), *vary)
-        else:
-            data, etag = await self._dense(entry) if entry.coding else entry.data, entry.etag
-        return representation(request, data, etag=etag, media_type=entry.media_type, extra=vary)
+            return representation(request, data, etag=etag, media_type=entry.media_type, extra=vary)
+        size_bytes = dense_bytes(entry) if request.method == "HEAD" else None
+        known = size_bytes is not None or not entry.coding
+        return representation(
+            request,
+            entry.data if known else await self._dense(entry),
+            etag=entry.etag,
+            media_type=entry.media_type,
+            extra=vary,
+            size_bytes=size_bytes,
+        )
 
     async def _put(self, key: Key, request: Request) -> Response:
         lease = self._checked(request)
+        # To the end: what a few octets stand for is kept until it is stored or refused.
+        async with self._writing if _coding(request) != IDENTITY else nullcontext():
+            return await self._put_checked(key, request, lease)
+
+    async def _put_checked(self, key: Key, request: Request, lease: float | None) -> Response:
         dense, entry = await self._entry(request)
         async with self._locks.of(key):
             present = await self._objects.get(key)
@@ -120,8 +140,9 @@ class ObjectResource:
         if not entry.coding:
             return bytes(entry.data)
         try:
-            data = bytes(entry.data)
-            return bytes(await decoded(data, entry.coding, bytes_max=self._bytes_max))
+            async with self._reading:
+                data = bytes(entry.data)
+                return bytes(await decoded(data, entry.coding, bytes_max=self._bytes_max))
         except (BadCoding, DecodedTooLarge) as error:
             # It was decoded when it came, under a limit that may have been another then.
             raise NotFound(f"the object can no longer be decoded: {error}") from error

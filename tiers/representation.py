@@ -9,16 +9,27 @@ from tiers.http_fields import tags, wanted_range
 
 
 def representation(
-    request: Request, data: Octets, *, etag: str, media_type: str, extra: Headers = ()
+    request: Request,
+    data: Octets,
+    *,
+    etag: str,
+    media_type: str,
+    extra: Headers = (),
+    size_bytes: int | None = None,
 ) -> Response:
-    """Answer 200, 206 or 304; raises PreconditionFailed, RangeNotSatisfiable or Malformed."""
+    """Answer 200, 206 or 304; raises PreconditionFailed, RangeNotSatisfiable or Malformed.
+
+    `size_bytes` is that of the content where an answer to HEAD is made without it.
+    """
     common: Headers = (("etag", etag), ("accept-ranges", "bytes"), *extra)
     early = conditional(request, etag, common)
     if early is not None:
         return early
     common = (("content-type", media_type), *common)
     if request.method == "HEAD":
-        return Response(200, (*common, ("content-length", str(len(data)))))
+        return Response(
+            200, (*common, ("content-length", str(len(data) if size_bytes is None else size_bytes)))
+        )
     wanted = wanted_range(request, etag=etag, size_bytes=len(data))
     if wanted is None and isinstance(data, memoryview) and request.takes_view:
         return Response(200, common, view=data)

@@ -17,6 +17,10 @@ _COUNT = struct.Struct("<Q")
 _WORD = 4  # octets of a place and of a value; array's "I" and "f" on every platform that we run on
 
 
+CODED_BYTES_MAX = 256 << 10
+"""Longer ones are not taken: parsing takes the interpreter some milliseconds at this size."""
+
+
 class BadSparse(Exception):
     """The octets are none of this coding; the text says why."""
 
@@ -42,8 +46,9 @@ class SparseRows:
 
     @property
     def is_small(self) -> bool:
-        """Whether it is much shorter coded; dense rows are not."""
-        return 4 * len(self.places) < self.width * self.rows
+        """Whether it is much shorter coded, and short enough; dense rows are neither."""
+        coded_bytes = _COUNT.size + 2 * _WORD * len(self.places)
+        return coded_bytes <= min(CODED_BYTES_MAX, 2 * self.width * self.rows)
 
     def dense(self) -> memoryview:
         """As they stand for."""
@@ -57,9 +62,11 @@ class SparseRows:
 
 def decode(coded: bytes | memoryview, *, bytes_max: int) -> memoryview:
     """The values as they stand for, read-only; raises BadSparse or SparseTooLarge."""
+    if decoded_bytes(coded) > bytes_max:
+        raise SparseTooLarge(f"{decoded_bytes(coded)} octets of at most {bytes_max}")
+    if len(coded) > CODED_BYTES_MAX:
+        raise SparseTooLarge(f"{len(coded)} coded octets of at most {CODED_BYTES_MAX}")
     count, places, values = _parsed(coded)
-    if _WORD * count > bytes_max:
-        raise SparseTooLarge(f"{_WORD * count} octets of at most {bytes_max}")
     dense = memoryview(bytearray(_WORD * count))
     words = dense.cast("I")
     for place, value in zip(places, values, strict=True):

@@ -66,7 +66,7 @@ def test_the_processor_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("load", [load_target, load_drafter])
 def test_weights_that_are_not_those_pinned_are_refused(load: Any, tiny: tuple[Any, Path]) -> None:
     settings = ModelSettings(tiny[1], threads=1, model=bytes(32))
-    with pytest.raises(ModelError, match="has|have the digest sha256:") as raised:
+    with pytest.raises(ModelError, match="have the digest sha256:") as raised:
         load(settings, report=lambda _: None)
     assert model_digest(tiny[1]).hex() in str(raised.value)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdcpd.protocol.sparse import BadSparse, SparseRows, SparseTooLarge, decode
+from sdcpd.protocol.sparse import CODED_BYTES_MAX, BadSparse, SparseRows, SparseTooLarge, decode
 from sdcpd.roles.objects import Objects
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.loopback import LoopbackClient
@@ -111,6 +111,7 @@ async def test_it_rests_coded_and_is_the_same_object_as_dense() -> None:
         (struct.pack("<QIf", OBJECT_BYTES_MAX // 4 + 1, 1, 1.0), 413),
         (struct.pack("<QIf", SPARSE_BYTES_MAX, 1, 1.0), 413),
         (struct.pack("<QIf", 1 << 62, 1, 1.0), 413),
+        (struct.pack("<Q", 1000) + bytes(CODED_BYTES_MAX), 413),
     ],
 )
 async def test_what_is_no_object_is_refused(octets: bytes, status: int) -> None:
@@ -138,3 +139,23 @@ async def test_rows_travel_as_the_cache_takes_them(offered: str | None) -> None:
     reference = await objects.write(bytes(16), None, "q_rows", ROWS)
     assert seen == [SPARSE if offered and SPARSE in offered else None]
     assert await objects.fetch(reference, scope=None, octets_max=12_000) == by_hand(ROWS)
+
+
+async def test_rows_that_are_many_are_not_coded_so() -> None:
+    many = SparseRows(200_000, 1, array("I", range(40_000)), array("f", [1.0] * 40_000))
+    few = SparseRows(200_000, 1, array("I", range(30_000)), array("f", [1.0] * 30_000))
+    assert few.is_small and not many.is_small
+
+
+async def test_heads_and_conditions_decode_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a few octets stand for is made only for who gets it."""
+    mlc = Mlc(HostTier(64 * 1024), None)
+    put = await mlc("PUT", PATH, ROWS.coded(), content_encoding=SPARSE)
+
+    async def refuse(*_: object, **__: object) -> bytes:
+        raise AssertionError("decoded for nothing")
+
+    monkeypatch.setattr("tiers.object_resource.decoded", refuse)
+    head = await mlc("HEAD", PATH)
+    assert (head.status, head.header("content-length"), head.body) == (200, "12000", b"")
+    assert etag_of(head) == etag_of(put)

@@ -125,6 +125,22 @@ def test_bodies_that_are_too_many_at_once_are_refused(monkeypatch: pytest.Monkey
     assert {incoming.stream_id for incoming in pair.requests} == {1, 5}
 
 
+def test_answers_that_are_too_many_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that asks for much and reads nothing makes nobody keep it all."""
+    monkeypatch.setattr("sdcpd.transport.server_exchange.BUFFERED_BYTES_MAX", 1_000_000)
+    pair = ready_pair()
+    for _ in range(3):
+        pair.ask()
+    pair.move()
+    for incoming in list(pair.requests):
+        pair.server.respond(incoming.stream_id, Response(200, (), bytes(600_000)), now=0.0)
+    assert pair.server.refusals == ["too_many_bytes"] * 2
+    pair.requests.clear()
+    pair.move()
+    statuses = [one.result.status for one in pair.outcomes if isinstance(one.result, Response)]
+    assert sorted(statuses) == [200, 503, 503]
+
+
 def test_announced_body_over_its_limit_is_413_before_any_octet() -> None:
     pair = ready_pair(body_bytes_max=lambda _method, _path: 10)
     fields = request_fields("PUT", "/", ("content-length", "999999"))

@@ -225,6 +225,7 @@ class Daemon:
             mlc=self._stores.mlc(section.base_uri, objects),
             name=instance_name(instance.name),
             kv_tier=objects if section.keep_kv else None,
+            kv_owner=self._parts.name_of(identity),
         )
         self._parts.stack.push_async_callback(drafter.aclose)
         metrics = Metrics("drafter", drafter.rounds)

@@ -121,6 +121,10 @@ class Parts:
         self.stack.push_async_callback(local.aclose)
         return LoopbackClient(self._routes, peer, fallback=local, is_near=local.is_near)
 
+    def name_of(self, identity: TlsIdentity) -> str:
+        """An instance of this process as its peers name it."""
+        return self.peers.identify(_own_peer(identity)).name
+
     def check_base_uri(self, instance: Instance, identity: TlsIdentity) -> None:
         """Raise StartError unless the certificate is for the instance's base URI (D-I1)."""
         base_uri = str(getattr(self.config, instance.role).base_uri)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sdcpd import settings
 from sdcpd.protocol.problems import WrongRole
+from sdcpd.roles.prefix_kv import draft_kind
 from sdcpd.transport.http import Request
 from tiers.api import LogStore, Records, Tier
 from tiers.build import build_objects, open_etcd_logs, open_etcd_records, open_logs
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 SESSIONS_BYTES_MAX = 4 << 30  # of open sessions, mostly their prompts; the files are sparse
 ENDED_BYTES_MAX = 1 << 30  # of notes on logs whose sessions have ended, some 100 octets each
+
+# Where another instance's tier keeps KV here (tiers/remote.py): no scope of a session or tenant.
+_KEPT_KV = re.compile(r"/objects/kv(?:_[A-Za-z0-9_-]{22})?/")
 
 
 class Stores:
@@ -97,6 +102,11 @@ class Stores:
         allowed = {"router", "verifier"} | (set() if ours else {"drafter"})
         if not identity.roles & allowed:
             raise WrongRole(f"{identity.name} may not {'write' if write else 'read'} {kind}s")
+        kept = _KEPT_KV.search(request.path) if write else None
+        if kept is None or identity.roles & {"router", "verifier"}:
+            return
+        if not request.path[kept.end() :].startswith(draft_kind(identity.name) + "."):
+            raise WrongRole(f"{identity.name} may not write the KV that another instance keeps")
 
     def _authorize_fence(self, request: Request) -> None:
         """Fences are the router's (D-M11)."""

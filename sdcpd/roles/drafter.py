@@ -34,7 +34,7 @@ from sdcpd.roles.counts import RoundCounts
 from sdcpd.roles.drafter_session import DraftContext, DraftingSession
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
-from sdcpd.roles.prefix_kv import PrefixKv
+from sdcpd.roles.prefix_kv import PrefixKv, draft_kind
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, Response, TransportError
 from tiers.api import Tier
@@ -71,8 +71,12 @@ class Drafter:
         mlc: Mlc | None,
         name: str,
         kv_tier: Tier | None = None,
+        kv_owner: str = "",
     ) -> None:
-        """`kv_tier` keeps KV for later texts that begin alike; None keeps none."""
+        """`kv_tier` keeps KV for later texts that begin alike; None keeps none.
+
+        `kv_owner` is this drafter as its certificate names it.
+        """
         self.config = config
         self.instance = name
         self.counts: Counter[str] = Counter()
@@ -92,7 +96,9 @@ class Drafter:
             stopped=self._stopped,
             observe=self._observe,
             refused=self._refused,
-            prefix_kv=PrefixKv(kv_tier, kind="draft_kv", fingerprint=engine.kv_fingerprint),
+            prefix_kv=PrefixKv(
+                kv_tier, kind=draft_kind(kv_owner), fingerprint=engine.kv_fingerprint
+            ),
             reused=self._count_reused,
         )
         routes = [

@@ -45,6 +45,15 @@ def kv_scope(scope: bytes | None) -> str:
     return SCOPE if scope is None else f"{SCOPE}.{session_path_id(scope)}"
 
 
+def draft_kind(owner: str) -> str:
+    """What the names of a drafter's blocks begin with, `owner` being as its certificate names it.
+
+    In a cache that drafters share each writes its own alone: one cannot tell KV that another has
+    made up from its own.
+    """
+    return f"draft_kv.{sha256(owner.encode()).hexdigest()[:16]}"
+
+
 class PrefixKv:
     """Finds and keeps blocks for one engine; no failure of it is anybody's error."""
 

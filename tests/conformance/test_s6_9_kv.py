@@ -17,6 +17,7 @@ from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.problems import Forbidden
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.generation import GenerationRequest
+from sdcpd.roles.prefix_kv import draft_kind
 from sdcpd.settings import router_config, verifier_config
 from sdcpd.stores import Stores
 from sdcpd.transport.http import Peer, Request, Response
@@ -314,3 +315,31 @@ async def test_drafters_may_not_write_kv(method: str) -> None:
         await ask("drafter", method, path)
     assert await ask("verifier", method, path) < 300
     assert await ask("drafter", "PUT", path.replace("target_kv", "draft_kv")) == 201
+
+
+async def test_a_drafter_keeps_kv_in_a_shared_cache_under_its_own_name_alone() -> None:
+    """D-M11: what one drafter made up must not stand where another looks for its own."""
+    parts = Parts(Config())
+    resource = Stores(parts).mlc("https://r0.test/", HostTier(1 << 20))
+    scopes = ("kv", f"kv_{session_path_id(SESSION)}")
+
+    async def ask(role: str, name: str, method: str, path: str) -> int:
+        uris = (f"spiffe://{parts.config.node.trust_domain}/sdcp/{role}/{name}",)
+        who = Peer("127.0.0.1", uris, (), name, "00")
+        headers = (("sdcp-lease", "0"),) if method == "POST" else ()
+        body = b"kv" if method == "PUT" else b""
+        request = Request(method, path, "", headers, body, peer=who, authority="")
+        return (await resource.handle(request)).status
+
+    for scope in scopes:
+        own = f"/objects/{scope}/{draft_kind('drafter/d0')}.aa"
+        assert await ask("drafter", "d0", "PUT", own) == 201
+        assert await ask("drafter", "d1", "GET", own) == 200
+        for method in ("PUT", "POST", "DELETE"):
+            with pytest.raises(Forbidden):
+                await ask("drafter", "d1", method, own)
+            for other in ("draft_kv.aa", "prompt_kv.aa", f"x/{draft_kind('drafter/d1')}.aa"):
+                with pytest.raises(Forbidden):
+                    await ask("drafter", "d1", method, f"/objects/{scope}/{other}")
+        assert await ask("drafter", "d0", "DELETE", own) == 204
+        assert await ask("verifier", "v0", "PUT", f"/objects/{scope}/target_kv.aa") == 201

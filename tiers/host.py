@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tiers.api import Entry, Key, TierStats
+from tiers.checksum import checksum, told
 from tiers.ledger import Ledger
 
 # What an object costs beside its octets (dictionaries, account, names), so that very many very
 # small ones count as what they are.
-OBJECT_BYTES = 512
+OBJECT_BYTES = 1024
 
 Evicted = Callable[[Key, Entry], None]
 
@@ -28,8 +29,9 @@ class HostTier:
     ) -> None:
         self._ledger = Ledger(size_bytes, clock=clock, scope_bytes_max=scope_bytes_max)
         self._entries: dict[Key, Entry] = {}
+        self._checksums: dict[Key, str] = {}
         self._on_evicted: Evicted | None = None
-        self._hits = self._misses = self._evicted = 0
+        self._hits = self._misses = self._evicted = self._corrupt = 0
 
     def on_evicted(self, callback: Evicted) -> None:
         """Have objects that were evicted, and are worth it, offered to the tier below."""
@@ -40,27 +42,36 @@ class HostTier:
         if entry is None:
             self._misses += 1
             return None
+        if await checksum(entry.data) != self._checksums.get(key):
+            if self._entries.get(key) is entry:
+                self._corrupt += 1
+                await self.delete(key)
+                self._misses += 1
+                return None
+            return await self.get(key)  # replaced or gone meanwhile
         self._hits += 1
         self._ledger.touch(key)
         return entry
 
     async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
+        known = told(entry) or await checksum(entry.data)
         admission = self._ledger.add(
             key, len(entry.data) + OBJECT_BYTES, lease_s=lease_s, after=entry.after
         )
         if not isinstance(entry.data, bytes):
             # A view would hold the memory of the tier that it is of.
             entry = replace(entry, data=bytes(entry.data))
-        self._entries[key] = entry
+        self._entries[key], self._checksums[key] = entry, known
         for victim in admission.victims:
             self._evicted += 1
             gone = self._entries.pop(victim.key)
+            del self._checksums[victim.key]
             if victim.keep and self._on_evicted is not None:
                 self._on_evicted(victim.key, gone)
 
     async def delete(self, key: Key) -> None:
         if self._ledger.remove(key):
-            del self._entries[key]
+            del self._entries[key], self._checksums[key]
 
     async def renew(self, key: Key, lease_s: float) -> bool:
         return self._ledger.renew(key, lease_s)
@@ -78,6 +89,7 @@ class HostTier:
             hits=self._hits,
             misses=self._misses,
             evicted=self._evicted,
+            corrupt=self._corrupt,
         )
 
     async def aclose(self) -> None:
@@ -90,3 +102,4 @@ class HostTier:
         used_bytes = sum(len(entry.data) + OBJECT_BYTES for entry in self._entries.values())
         assert self._ledger.used_bytes == used_bytes
         assert all(key in self._ledger for key in self._entries)
+        assert self._checksums.keys() == self._entries.keys()

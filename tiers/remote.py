@@ -27,6 +27,7 @@ KINDS = ("target_kv.", "draft_kv.", "prompt_kv.")  # what the names of KV begin 
 OBJECT_BYTES_MIN = 16 << 10
 CALL_S = 2.0
 TRANSFER_S = 10.0
+GIVEN_UP_S = 0.2  # a caller that goes away later has waited for a server that does not answer
 _TAGS_MAX = 16384  # keys of which it is remembered what they hold there
 _asked_by_a_tier: ContextVar[bool] = ContextVar("asked_by_a_tier", default=False)
 
@@ -166,6 +167,7 @@ class RemoteTier:
         if _asked_by_a_tier.get() or not self._pause.enter():
             return None
         failed: bool | None = None
+        begin = time.monotonic()
         uri = f"{self._base}/objects/{path_of(key)}"
         try:
             answer = await self._client.request(
@@ -176,6 +178,8 @@ class RemoteTier:
             failed = True
             return None
         finally:
+            if failed is None and time.monotonic() - begin >= GIVEN_UP_S:
+                failed = True  # whoever asked has given up waiting
             self._failures += bool(failed)
             self._pause.leave(failed=failed)
         return answer

@@ -157,6 +157,7 @@ class Worker:
         while self._collect():
             if self._waiting:
                 self._step()
+            self._shrink()  # also where all was loaded and nothing had to be computed
             self.beat = time.monotonic()
         for ticket in self._waiting:
             ticket.finish(EngineError("the engine is stopping"))
@@ -200,7 +201,6 @@ class Worker:
         if not chosen:
             return
         self._pass(chosen)
-        self._shrink()
 
     def _pass(self, chosen: Sequence[tuple[_Ticket, int]]) -> None:
         begin = time.monotonic()

@@ -98,7 +98,9 @@ class PrefixKv:
                     found.append(entry.data)
         except TimeoutError:
             log.info("KV of %d blocks found in time, the rest is computed", len(found))
-        self.cost.fetched(len(found) * KV_BLOCK_TOKENS, time.monotonic() - begin)
+        # What gave nothing has cost its time as well.
+        tokens_found = max(len(found), 1) * KV_BLOCK_TOKENS
+        self.cost.fetched(tokens_found, time.monotonic() - begin)
         return found
 
     async def keep(self, text: Text, scope: bytes | None, read: Read) -> None:

@@ -106,3 +106,18 @@ async def test_drafts_after_blocks_are_those_without(
         drafter.forget(b"b")
         drafter.forget(b"c")
     await drafter.aclose()
+
+
+async def test_memory_is_kept_to_its_budget_where_all_is_loaded(spied: Spied) -> None:
+    """No pass is run for a text whose blocks are all there."""
+    text = [*TEXT, *TEXT][: 2 * KV_BLOCK_TOKENS + 1]
+    await spied.target.prepare(b"a", 1, Prefix(text, len(text), 90))
+    blocks = await spied.target.blocks(b"a", 1, text, 0)
+    worker = spied.target.worker
+    worker._kv_octets_max = one = next(iter(worker._kv.values())).octets
+    for number in range(6):
+        session = bytes([number])
+        reused = await spied.target.prepare(session, 1, Prefix(text, len(text), 90), blocks=blocks)
+        assert reused == 2 * KV_BLOCK_TOKENS
+    await worker.read((b"none", 1), lambda _: None)  # the thread has come round
+    assert sum(kv.octets for kv in worker._kv.values()) <= one

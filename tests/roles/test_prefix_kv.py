@@ -166,6 +166,27 @@ async def test_a_tier_that_does_not_answer_holds_no_opening_up(
     assert wire.verifier.counts["kv_tokens_reused"] == 64
 
 
+async def test_a_tier_that_never_answers_is_not_asked_at_every_opening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_cost, "FIRST_LIMIT_S", 0.05)
+    kept = PrefixKv(HostTier(1 << 20), kind="target_kv", fingerprint=b"x")
+    asked = 0
+
+    async def stuck(_: Key) -> Entry | None:
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    assert kept._tier is not None
+    monkeypatch.setattr(kept._tier, "get", stuck)
+    kept.cost.computed(1000, 0.2)
+    for _ in range(16):
+        assert await kept.find(PROMPT, None) == []
+    assert asked <= 2
+
+
 async def test_nobody_reaches_it_by_a_path() -> None:
     tier = HostTier(1 << 20)
     await served(wire_with(tier))
@@ -247,6 +268,14 @@ class TestCost:
         for _ in range(9):
             cost.fetched(1000, 0.1)
         assert cost.limit_s(100) > 0
+
+    def test_what_gives_nothing_and_takes_long_is_given_up(self) -> None:
+        """As `find` counts it: the time of one block."""
+        cost = KvCost()
+        cost.computed(1000, 1.0)
+        for _ in range(3):
+            cost.fetched(64, 0.5)
+        assert sum(cost.limit_s(500) > 0 for _ in range(16)) == 1
 
     def test_short_measurements_say_nothing(self) -> None:
         cost = KvCost()

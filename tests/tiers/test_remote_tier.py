@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from tests.kit.cluster import peer
 from tests.kit.tier_contract import SIZE_BYTES, Checked, Clock, contract, entry
 from tiers.api import Key, Tier, TierError, TierFull, TierStats
 from tiers.build import TierSpec, build_objects
-from tiers.host import HostTier
+from tiers.host import OBJECT_BYTES, HostTier
 from tiers.pause import FAILURES_MAX
 from tiers.remote import RemoteTier, path_of
 from tiers.resource import MlcResource
@@ -150,7 +152,10 @@ async def test_two_that_name_each_other_do_not_ask_in_a_circle() -> None:
     network: dict[str, Handler] = {}
     client = LoopbackClient(network, peer("verifier", "v0"))
     bases = ("https://a.test/mlc/", "https://b.test/mlc/")
-    stacks = [TierStack([HostTier(SIZE + 600), RemoteTier(client, other)]) for other in bases[::-1]]
+    stacks = [
+        TierStack([HostTier(SIZE + OBJECT_BYTES), RemoteTier(client, other)])
+        for other in bases[::-1]
+    ]
     fars = [Far(stack) for stack in stacks]
     network.update(zip(bases, (far.handle for far in fars), strict=True))
     assert await stacks[0].get(KV) is None
@@ -165,7 +170,7 @@ async def test_two_that_name_each_other_do_not_ask_in_a_circle() -> None:
 async def test_an_object_that_was_replaced_here_is_not_read_there() -> None:
     far = Far(HostTier(1 << 20))
     remote = far.tier()
-    stack = TierStack([HostTier(SIZE + 600), remote])
+    stack = TierStack([HostTier(SIZE + OBJECT_BYTES), remote])
     await remote.put(KV, entry(1, SIZE), lease_s=0)
     await stack.put(KV, entry(2, SIZE), lease_s=0)
     await stack.put(Key(".kv", "target_kv.other"), entry(3, SIZE), lease_s=0)
@@ -182,3 +187,24 @@ def test_no_scope_of_a_session_is_that_of_kept_kv() -> None:
 async def test_it_is_never_the_first() -> None:
     with pytest.raises(TierError, match="put an entry before it"):
         await build_objects([TierSpec("remote", 0, base=BASE)])
+
+
+async def test_a_server_that_callers_give_up_on_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who asks has less patience than the call: that is a failure of the server all the same."""
+    monkeypatch.setattr("tiers.remote.GIVEN_UP_S", 0.01)
+    asked = 0
+
+    async def silent(_: Request) -> Response:
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    tier = RemoteTier(LoopbackClient({BASE: silent}, peer("verifier", "v0")), BASE)
+    for _ in range(FAILURES_MAX + 3):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await tier.get(KV)
+    assert asked == tier.stats().failures == FAILURES_MAX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,4 +173,19 @@ async def test_leases_of_a_scope_are_bounded_with_it(clock: Clock) -> None:
     await tier.put(Key("t", "A"), entry(5, 1000), lease_s=5)
     clock.now += 5
     await tier.put(C, entry(3, 1000), lease_s=0)
+    tier.check()
+
+
+async def test_an_octet_that_changed_in_memory_is_a_miss_that_is_counted(clock: Clock) -> None:
+    tier = host(clock, objects=4)
+    await tier.put(A, entry(1, 1000), lease_s=0)
+    await tier.put(
+        B, replace(entry(2, 900), coding="zstd", etag='"of-what-it-decodes-to"'), lease_s=0
+    )
+    for key in (A, B):
+        kept = tier._entries[key]
+        assert await tier.get(key) == kept
+        tier._entries[key] = replace(kept, data=b"\xff" + kept.data[1:])
+        assert await tier.get(key) is None and not await tier.holds(key)
+    assert tier.stats().corrupt == 2
     tier.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 FIRST_LIMIT_S = 0.25  # before anything was measured
+LIMIT_S_MIN = 0.01  # nobody notices, and what was measured of so little is mostly noise
 LIMIT_S_MAX = 5.0
 PROBE_EVERY = 16  # how often what was slow is tried again, in texts
 _MEMORY = 0.3  # weight of the newest measurement
@@ -23,11 +24,12 @@ class KvCost:
         """
         if not self._compute_s:
             return FIRST_LIMIT_S
-        if self._fetch_s > self._compute_s:
+        compute_s = max(tokens * self._compute_s, LIMIT_S_MIN)
+        if tokens * self._fetch_s > compute_s:
             self._skipped += 1
             if self._skipped % PROBE_EVERY:
                 return 0.0
-        return min(tokens * self._compute_s, LIMIT_S_MAX)
+        return min(compute_s, LIMIT_S_MAX)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Count what an engine took for so many tokens, waiting for others included."""

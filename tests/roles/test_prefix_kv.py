@@ -264,6 +264,7 @@ class TestCost:
         cost.computed(1000, 1.0)
         cost.fetched(1000, 2.0)
         tried = [cost.limit_s(100) > 0 for _ in range(48)]
+        assert cost.limit_s(4) == kv_cost.LIMIT_S_MIN, "so little is always looked for"
         assert tried.count(True) == 3 and not any(tried[:15])
         for _ in range(9):
             cost.fetched(1000, 0.1)

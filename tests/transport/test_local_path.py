@@ -126,6 +126,17 @@ async def test_another_user_is_turned_away(tmp_path: Path, monkeypatch: pytest.M
         assert over_tls.passed == [f"PUT {len(ROWS)}"] and not site.local.exchanges
 
 
+async def test_a_socket_of_another_user_s_is_told_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who listens there would get the token, and the memory with the object."""
+    monkeypatch.setattr(local_place, "is_own_user", lambda _: False)
+    async with same_host(tmp_path) as site:
+        client, over_tls = await site.ready()
+        assert await put(client, site.uri("q_rows.a")) == 201
+        assert over_tls.passed == [f"PUT {len(ROWS)}"] and not site.local.exchanges
+
+
 async def test_another_user_that_reaches_the_socket_is_not_served(tmp_path: Path) -> None:
     """Only root can try it in earnest: a child of nobody's connects and hears the end."""
     if os.geteuid() != 0:

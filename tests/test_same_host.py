@@ -59,6 +59,16 @@ async def test_a_socket_is_where_it_was_asked_for_and_only_its_owner_s(tmp_path:
     assert not path.exists() and directory.exists()
 
 
+async def test_a_directory_may_be_a_link_to_one(short: Path) -> None:
+    (short / "real").mkdir()
+    (short / "link").symlink_to("real")
+    host = SameHost()
+    server = serve(host, short / "link")
+    assert server is not None and is_listened(short / "real" / "router.r0.objects.sock")
+    await host.close(server)
+    assert not list((short / "real").iterdir())
+
+
 def as_if_killed(path: Path) -> None:
     """What a process that was killed leaves: its socket's file."""
     with new_socket() as left:

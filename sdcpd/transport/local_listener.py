@@ -95,7 +95,7 @@ def _identity(path: Path) -> tuple[int, int]:
 @contextmanager
 def _locked(directory: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold a directory for a moment; all who do so do nothing meanwhile that could take long."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

@@ -90,14 +90,20 @@ def verify(session: str, endpoint: Path | None, output: str) -> None:
 @_endpoint
 @_output
 def fence(session: str, yes: bool, endpoint: Path | None, output: str) -> None:
-    """End the authority of whoever writes a log: nothing more is committed under its epoch."""
+    """End the authority of whoever writes a log: nothing more is committed under its epoch.
+
+    A session that runs notices with its next round: its client gets what is committed, and then an
+    error. It goes on nowhere else.
+    """
     if not yes:
         click.confirm(
-            f"Fence the log of {session}? A session that runs ends with what is committed.",
+            f"Fence the log of {session}? A session that runs is ended: its client gets what is"
+            " committed, and then an error.",
             abort=True,
         )
     answer = _ask(endpoint, "fence", {"session": session})
-    echo(json.dumps(answer, indent=2) if output == "json" else f"fenced at epoch {answer['epoch']}")
+    said = f"fenced at epoch {answer['epoch']}: nothing is committed under a lower one any more"
+    echo(json.dumps(answer, indent=2) if output == "json" else said)
 
 
 def _ask(endpoint: Path | None, what: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from sdcpd.roles.status import StatusReporter
 from sdcpd.roles.tasks import Tasks
 from sdcpd.same_host import SameHost
 from sdcpd.transport.client import HttpClient
-from sdcpd.transport.http import Handler, Peer
+from sdcpd.transport.http import Handler, Peer, Request, Response
 from sdcpd.transport.http1 import Http1Server
 from sdcpd.transport.identity_files import IdentityError
 from sdcpd.transport.local_client import LocalClient
@@ -155,8 +155,13 @@ class Parts:
             return object_max if limit is None else limit + 1
 
         listener.refusals = RefusalLog(log, metrics.refused)
+        handler: Handler = listener.handle
+
+        async def handle(request: Request) -> Response:
+            return await handler(request)
+
         server = Server(
-            self._announcing(instance, listener, identity, body_bytes_max, metrics),
+            handle,
             identity=identity,
             host=host,
             port=port,
@@ -175,6 +180,8 @@ class Parts:
                 status=1,
             ) from e
         self.stack.push_async_callback(server.aclose, 2.0)
+        # Not before: an instance that is started twice by mistake must end at its port.
+        handler = self._announcing(instance, listener, identity, body_bytes_max, metrics)
         self._routes[base_uri] = listener.handle
         log.info("%s: listening on %s:%d as %s", instance.label, host, port, base_uri)
 

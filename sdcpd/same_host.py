@@ -9,10 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from sdcpd.transport.http import Handler
+from sdcpd.transport.local_listener import SUFFIX, remove_dead
 from sdcpd.transport.local_memory import available
 from sdcpd.transport.local_server import LocalServer
 
 log = logging.getLogger("sdcpd")
+OWN_PREFIX = "sdcpd-objects-"
 
 
 class SameHost:
@@ -37,7 +39,7 @@ class SameHost:
             where = self._directory(directory)
             server = LocalServer(
                 handler,
-                path=where / f"{name}.objects.sock",
+                path=where / f"{name}{SUFFIX}",
                 objects_path=objects_path,
                 body_bytes_max=body_bytes_max,
             )
@@ -57,11 +59,20 @@ class SameHost:
         if self._own_directory is not None:
             with suppress(OSError):  # another one is still in it
                 self._own_directory.rmdir()
+                self._own_directory = None
 
     def _directory(self, configured: Path | None) -> Path:
         if configured is not None:
             configured.mkdir(mode=0o700, parents=True, exist_ok=True)
             return configured
         if self._own_directory is None:
-            self._own_directory = Path(tempfile.mkdtemp(prefix="sdcpd-"))
+            _remove_left_behind()
+            self._own_directory = Path(tempfile.mkdtemp(prefix=OWN_PREFIX))
         return self._own_directory
+
+
+def _remove_left_behind() -> None:
+    """Remove the directories of processes of this user that were killed."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{OWN_PREFIX}*"):
+        with suppress(OSError):  # somebody else is at it, or it is not ours
+            remove_dead(directory)

@@ -129,6 +129,8 @@ class RouterSession:
         self.failovers = 0
         self.ended: Action | None = None
         """Finish or fail, once the verifier has told."""
+        self.fenced_at: int | None = None
+        """The epoch of a fence that this router never wrote, where that has ended the session."""
         self._board, self._settings = board, settings
         self._drafter_wanted = drafter_wanted
         self._state = SessionState(
@@ -623,7 +625,8 @@ class RouterSession:
         self._log = event.log
         if self.phase is Phase.READING:
             if event.log.highest_epoch > self.epoch:
-                # An epoch that this router never wrote: another router has taken over (D-F1).
+                # Never written here: another router has taken over (D-F1), or a person has.
+                self.fenced_at = event.log.highest_epoch
                 self._close(None)
                 return
             self.epoch = max(self.epoch, event.log.highest_epoch) + 1

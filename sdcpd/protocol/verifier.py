@@ -75,6 +75,9 @@ from sdcpd.protocol.verifier_io import (
 )
 from sdcpd.protocol.verifier_state import Assigned, Period, Phase, VerifierSettings, Work
 
+FENCED = (
+    "the session's commit log was fenced: this verifier commits to it and answers for it no more"
+)
 OUTPUT_TOKENS_MAX = 4096  # of one output message (D-G7)
 ALONE_AGAIN_S = 0.5  # before self-decoding that was not permitted or failed is tried again
 
@@ -652,7 +655,7 @@ class VerifierSession:
 
     def _stale_epoch(self) -> StaleEpoch:
         if self.fenced:
-            return StaleEpoch("another verifier has taken over the session")
+            return StaleEpoch(FENCED)
         return StaleEpoch(f"the session's epoch is {self.epoch}")
 
     def _log_silent(self) -> Unavailable:

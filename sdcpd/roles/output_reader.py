@@ -21,6 +21,10 @@ log = logging.getLogger("sdcpd.front_end")
 POLL_S = 10.0
 ATTEMPTS, ATTEMPT_PAUSE_S = 3, 0.7  # D-F1
 FAILED = "the session failed at its verifier"
+FENCED = (
+    "the session was ended by a fence in its commit log, at epoch {epoch}, which another router or"
+    " sdcpctl log fence wrote; what was committed until then was delivered, ask again for more"
+)
 
 
 class _OutputLost(GenerationError):
@@ -68,9 +72,12 @@ class OutputReader:
                 yield part
         except _OutputLost as lost:
             rest = await self._from_log(lost)
-            yield rest
+            if rest.tokens or rest.finished:
+                yield rest
             if not rest.finished:
-                raise GenerationError(FAILED) from lost
+                epoch = self._session.machine.fenced_at
+                said = FAILED if epoch is None else FENCED.format(epoch=epoch)
+                raise GenerationError(said) from lost
 
     async def _from_verifiers(self) -> AsyncIterator[Tokens]:
         failures = 0
@@ -170,9 +177,9 @@ class OutputReader:
             raise GenerationError("the session was ended before it began")
 
     async def _from_log(self, lost: _OutputLost) -> Tokens:
-        """A text that ended and whose verifier is gone before all was read is in its log."""
-        ended = self._session.machine.ended
-        if ended is None:
+        """What a text still has in its log that ended before all was read, by a fence or not."""
+        ended, fenced_at = self._session.machine.ended, self._session.machine.fenced_at
+        if ended is None and fenced_at is None:
             raise lost
         try:
             tokens = await self._session.rest(self._read)

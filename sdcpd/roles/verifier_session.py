@@ -16,7 +16,7 @@ from sdcpd.protocol.commit_log import CommitRecord
 from sdcpd.protocol.messages import Message, SessionOpen, SessionState, Verdict
 from sdcpd.protocol.problems import BadProposal, Problem, QUnavailable, StaleEpoch
 from sdcpd.protocol.uris import session_path_id
-from sdcpd.protocol.verifier import VerifierSession
+from sdcpd.protocol.verifier import FENCED, VerifierSession
 from sdcpd.protocol.verifier_io import (
     Abandon,
     Append,
@@ -296,7 +296,7 @@ class ServedSession:
 
     def stale(self) -> StaleEpoch:
         """What a fenced session answers."""
-        return StaleEpoch("another verifier has taken over the session")
+        return StaleEpoch(FENCED)
 
     def close(self) -> None:
         """Forget the session: stop its timer and its events."""

@@ -13,14 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from sdcpd.transport.http import Client, Headers, Response, TransportError
+from sdcpd.transport.http import Client, Headers, RequestTimeout, Response, TransportError
 from sdcpd.transport.local_messages import Announcement, parse_announcement
 from sdcpd.transport.local_place import (
     MEMORY_BYTES_MAX,
+    AnswerLate,
+    HelloRefused,
     LocalFailed,
     LocalPlace,
+    NotThisTime,
     Question,
     TokenRefused,
+    early,
     is_there,
 )
 from sdcpd.transport.local_server import FIELD, boot_id
@@ -28,9 +32,13 @@ from sdcpd.transport.local_tokens import LIFETIME_S
 
 BODY_BYTES_MIN = 16 << 10  # less is as fast over TLS
 ASK_BEFORE_S = 10.0  # a token that is about to be too old is asked for meanwhile
-AGAIN_S = 60.0  # until a server that has no such socket, or one that fails, is asked again
+AGAIN_S = 60.0  # until a server that has no such socket is asked again
+# How long a server that fails is left alone: each try costs a connection, and memory made for it.
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 60.0
 ORIGINS_MAX = 256
 OPTIONS_S = 5.0
+LEFT_MIN_S = 0.1  # for TLS, where the short way failed late
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +50,17 @@ class _Origin:
     place: LocalPlace | None
     until: float
     """For a place, when its token is too old; else when to ask again."""
+
+    pause_s: float = 0.0
+    """How long it was left alone the last time, 0 since it has answered."""
+
+    rests_until: float = 0.0
+
+    def rest(self, now: float) -> None:
+        """Leave it alone, twice as long as before; what fails meanwhile began before."""
+        if now >= self.rests_until:
+            self.pause_s = min(max(2 * self.pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
+            self.rests_until = now + self.pause_s
 
 
 class LocalClient:
@@ -77,26 +96,31 @@ class LocalClient:
             )
             self._learn(method, uri, answer)
             return answer
-        begun = self._clock()
+        deadline = asyncio.get_running_loop().time() + timeout_s
         try:
-            # What is left is enough for the other way.
-            async with asyncio.timeout(timeout_s / 2):
-                answered = await self._locally(method, uri, headers, body)
-        except (LocalFailed, OSError, TimeoutError) as error:
+            answered = await self._locally(method, uri, headers, body, deadline)
+        except AnswerLate as error:
+            self._failed(uri, LocalFailed("no answer in time"))
+            raise RequestTimeout(
+                f"no answer to {method} {uri} over shared memory within {timeout_s:g} s; it may"
+                " have been processed"
+            ) from error
+        except (LocalFailed, OSError) as error:
             answered = None
             self._failed(uri, error)
             # It may have been done: then the same octets are there, which is no conflict.
             headers = _repeatable(method, headers)
         if answered is not None:
-            self.exchanges += 1
             return answered
-        left_s = max(timeout_s - (self._clock() - begun), timeout_s / 2)
+        left_s = max(deadline - asyncio.get_running_loop().time(), LEFT_MIN_S)
         return await self._inner.request(method, uri, headers=headers, body=body, timeout_s=left_s)
 
     def is_near(self, uri: str) -> bool:
         """Whether octets of objects there pass through memory."""
         known = self._origins.get(_origin(uri))
-        return known is not None and known.place is not None
+        if known is None or known.place is None:
+            return False
+        return self._clock() >= known.rests_until
 
     def forget(self) -> None:
         """Ask every server again over TLS; for use after a reload of the certificates."""
@@ -114,30 +138,34 @@ class LocalClient:
         self.forget()
 
     async def _locally(
-        self, method: str, uri: str, headers: Headers, body: bytes
+        self, method: str, uri: str, headers: Headers, body: bytes, deadline: float
     ) -> Response | None:
-        """The answer, None where there is no such way; raises LocalFailed or OSError."""
-        place = await self._place(uri)
+        """The answer, None where there is no such way; raises what `LocalPlace.exchange` does."""
+        place = await self._place(uri, within_s=early(deadline))
         if place is None:
             return None
         parts = urlsplit(uri)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         fields = tuple((name.lower(), value) for name, value in headers)
         question = Question(method, target, parts.netloc, fields, body)
-        return await place.exchange(question)
+        answer = await place.exchange(question, deadline=deadline)
+        self.exchanges += 1
+        if (known := self._origins.get(_origin(uri))) is not None:
+            known.pause_s = known.rests_until = 0.0
+        return answer
 
-    async def _place(self, uri: str) -> LocalPlace | None:
+    async def _place(self, uri: str, *, within_s: float) -> LocalPlace | None:
         """Where a server's socket is; has the server asked where that is not known."""
         origin, now = _origin(uri), self._clock()
         known = self._origins.get(origin)
         if known is None or (known.place is None and known.until <= now):
             self._ask(origin, uri)  # meanwhile this one goes as ever
             return None
-        if known.place is None:
+        if known.place is None or now < known.rests_until:
             return None
         if known.until <= now:
-            await asyncio.shield(self._ask(origin, uri))
-            known = self._origins.get(origin)
+            done, _ = await asyncio.wait([self._ask(origin, uri)], timeout=within_s)
+            known = self._origins.get(origin) if done else None
         elif known.until - now < ASK_BEFORE_S:
             self._ask(origin, uri)
         return None if known is None else known.place
@@ -182,7 +210,8 @@ class LocalClient:
                 oldest.place.close()
         # The server may have made the token a while before it said so.
         lasts_s = AGAIN_S if place is None else LIFETIME_S / 2
-        self._origins[origin] = _Origin(place, self._clock() + lasts_s)
+        pauses = (0.0, 0.0) if known is None else (known.pause_s, known.rests_until)
+        self._origins[origin] = _Origin(place, self._clock() + lasts_s, *pauses)
 
     def _failed(self, uri: str, error: Exception) -> None:
         self.failures += 1
@@ -190,8 +219,18 @@ class LocalClient:
         logger.debug("%s goes over TLS: %s", origin, error or type(error).__name__)
         if isinstance(error, TokenRefused):
             self._ask(origin, uri)
-        elif not isinstance(error, LocalFailed):
-            self._know(origin, None)
+        if not isinstance(error, LocalFailed):
+            self._know(origin, None)  # a server that was started again may have another socket
+        known = self._origins.get(origin)
+        if known is not None and _costs(error):
+            known.rest(self._clock())
+            if known.place is None:
+                known.until = known.rests_until
+
+
+def _costs(error: Exception) -> bool:
+    """Whether the next request would pay for the same again."""
+    return isinstance(error, HelloRefused) or not isinstance(error, NotThisTime)
 
 
 def _origin(uri: str) -> str:

@@ -29,15 +29,27 @@ from sdcpd.transport.local_messages import (
 LINKS_MAX = 4
 MEMORY_BYTES_MIN = 8 << 20
 MEMORY_BYTES_MAX = 64 << 20
-HELLO_S = 1.0
+EARLY_S = 1.0  # for each step before the question is asked, of an eighth of the time at most
 
 
 class LocalFailed(Exception):
     """Not this way; the same may go by HTTP, which may find it done already."""
 
 
-class TokenRefused(LocalFailed):
+class NotThisTime(LocalFailed):
+    """The way is as good as ever, but not for this request, or not now."""
+
+
+class TokenRefused(NotThisTime):
     """The server wants to see the certificate again."""
+
+
+class HelloRefused(TokenRefused):
+    """The same, at the price of a connection and its memory."""
+
+
+class AnswerLate(Exception):
+    """The question was asked, and the caller's time was over before the answer came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +92,17 @@ class _Link:
         """Whether it can be asked."""
         return self._link.is_open
 
-    async def hello(self, token: str) -> None:
+    async def hello(self, token: str, *, within_s: float) -> None:
         """Have the server map the memory; raises LocalFailed."""
         try:
-            async with asyncio.timeout(HELLO_S):
+            async with asyncio.timeout(within_s):
                 answer = await self._said(Hello(token), descriptors=(self._fd,))
+        except TimeoutError as error:
+            raise LocalFailed("the server did not answer the first message") from error
         finally:
             os.close(self._fd)
         if isinstance(answer, Refused):
-            raise TokenRefused(answer.reason)
+            raise HelloRefused(answer.reason)
         if not isinstance(answer, Ready):
             raise LocalFailed("the server answered something else")
 
@@ -138,10 +152,13 @@ class _Link:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(message)
         else:
-            self._link.close()  # not its turn
+            self.close()  # not its turn
 
     def _lost(self, reason: str) -> None:
-        if self._waiting is not None and not self._waiting.done():
+        if self._waiting is None:
+            # The server closes what was idle: nobody may come to use it for hours.
+            self._memory.close()
+        elif not self._waiting.done():
             self._waiting.set_exception(LocalFailed(reason))
 
 
@@ -155,32 +172,56 @@ class LocalPlace:
         self._turns = asyncio.Semaphore(LINKS_MAX)
         self._is_closed = False
 
-    async def exchange(self, question: Question) -> Response:
-        """Ask and return the answer; raises LocalFailed or OSError, within any deadline."""
+    async def exchange(self, question: Question, *, deadline: float) -> Response:
+        """Ask and return the answer; raises LocalFailed or OSError, AnswerLate at the deadline.
+
+        The deadline is of the loop's clock. Until the question is asked, failures are early, so
+        that there is time for the other way; then all of the time is the server's.
+        """
         self._make_larger(len(question.body))
-        async with self._turns:
-            link = await self._link()
-            try:
-                answer = await link.ask(self.announced.token, question)
-            except BaseException:
-                link.close()
-                raise
-            if link.is_open and not self._is_closed:
-                self._idle.append(link)
-            else:
-                link.close()
+        early_s = early(deadline)
+        await self._take_turn(early_s)
+        try:
+            link = await self._link(early_s)
+            answer = await self._asked(link, question, deadline)
+        finally:
+            self._turns.release()
         if isinstance(answer, Refused):
             if answer.size_bytes:
                 self._make_larger(answer.size_bytes)
             if answer.reason == "token":
                 raise TokenRefused(answer.reason)
-            raise LocalFailed(answer.reason)
+            raise NotThisTime(answer.reason)
         return answer
 
     def close(self) -> None:
         """Close the links that are not in use; those that are close when they are done."""
         self._is_closed = True
         self._close_idle()
+
+    async def _take_turn(self, within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise NotThisTime("all links are in use") from error
+
+    async def _asked(self, link: _Link, question: Question, deadline: float) -> Response | Refused:
+        """What the server says; the link is kept where nothing is wrong with it."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await link.ask(self.announced.token, question)
+        except TimeoutError as error:
+            link.close()
+            raise AnswerLate from error
+        except BaseException:
+            link.close()
+            raise
+        if link.is_open and not self._is_closed:
+            self._idle.append(link)
+        else:
+            link.close()
+        return answer
 
     def _close_idle(self) -> None:
         for link in self._idle:
@@ -193,7 +234,7 @@ class LocalPlace:
             self._memory_bytes = 1 << (size_bytes - 1).bit_length()
             self._close_idle()
 
-    async def _link(self) -> _Link:
+    async def _link(self, within_s: float) -> _Link:
         """A link that nobody uses; new where there is none that is open and large enough."""
         while self._idle:
             link = self._idle.pop()
@@ -202,11 +243,16 @@ class LocalPlace:
             link.close()
         link = _Link(self.announced.path, memory_bytes=self._memory_bytes)
         try:
-            await link.hello(self.announced.token)
+            await link.hello(self.announced.token, within_s=within_s)
         except BaseException:
             link.close()
             raise
         return link
+
+
+def early(deadline: float) -> float:
+    """How long one step may take before a question is asked, in seconds."""
+    return min(EARLY_S, (deadline - asyncio.get_running_loop().time()) / 8)
 
 
 def is_there(announced: Announcement, *, boot: str) -> bool:

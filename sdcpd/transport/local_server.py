@@ -11,13 +11,13 @@ import asyncio
 import errno
 import logging
 import socket
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from sdcpd.transport.http import Handler, Peer, Request, Response
-from sdcpd.transport.local_link import is_own_user, new_socket
+from sdcpd.transport.local_link import is_own_user
+from sdcpd.transport.local_listener import LocalListener
 from sdcpd.transport.local_messages import Announcement, parse_announcement
 from sdcpd.transport.local_serving import LocalServing
 from sdcpd.transport.local_tokens import LocalTokens
@@ -79,29 +79,18 @@ class LocalServer:
         self._is_allowed = is_allowed
         self._boot = boot_id() if boot is None else boot
         self.tokens = LocalTokens(clock=clock)
-        self._listener: socket.socket | None = None
+        self._listener: LocalListener | None = None
         self._connections: set[LocalServing] = set()
         self._bodies_bytes = 0
         self.exchanges = 0
 
     def start(self) -> None:
-        """Listen; raises OSError where the path cannot be used."""
+        """Listen; raises OSError where the path cannot be used, or is in use."""
         announcement = Announcement(str(self._path), self._boot, "x" * 32)
         if parse_announcement(announcement.field()) is None:
             raise OSError(errno.ENAMETOOLONG, "the path is too long, or has unusual characters")
-        if self._path.exists() and stat.S_ISSOCK(self._path.stat().st_mode):
-            self._path.unlink()  # of a process that was killed
-        listener = new_socket()
-        try:
-            listener.bind(str(self._path))
-            # Before it listens, so that nobody comes in between.
-            self._path.chmod(0o600)
-            listener.listen(CONNECTIONS_MAX)
-        except BaseException:
-            listener.close()
-            raise
-        self._listener = listener
-        self._accepting(listener)
+        self._listener = LocalListener(self._path, backlog=CONNECTIONS_MAX)
+        self._accepting(self._listener.socket)
 
     def announcing(self, handler: Handler) -> Handler:
         """A handler that gives the same answers, and tells of this server in some of them."""
@@ -150,12 +139,10 @@ class LocalServer:
         """Stop listening, let what is being answered finish, and drop the connections."""
         if self._listener is not None:
             loop = asyncio.get_running_loop()
-            loop.remove_reader(self._listener.fileno())
+            loop.remove_reader(self._listener.socket.fileno())
             self._listener.close()
             self._listener = None
-            self._path.unlink(missing_ok=True)
-        for connection in list(self._connections):
-            await connection.aclose()
+        await asyncio.gather(*(connection.aclose() for connection in self._connections))
 
     def _is_told(self, request: Request, response: Response) -> bool:
         return (
@@ -169,7 +156,7 @@ class LocalServer:
         )
 
     def _accepting(self, listener: socket.socket) -> None:
-        if listener is self._listener:
+        if self._listener is not None and listener is self._listener.socket:
             asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:

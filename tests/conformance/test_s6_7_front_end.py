@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sdcpd.protocol.codec import MEDIA_TYPE, encode
-from sdcpd.protocol.commit_log import decode_log, read_log
+from sdcpd.protocol.commit_log import FenceRecord, decode_log, read_log
 from sdcpd.protocol.messages import Action, Output
 from sdcpd.protocol.problems import NotFound, SessionClosed, StaleEpoch, Unavailable
 from sdcpd.roles.generation import GenerationError
@@ -177,6 +177,27 @@ async def test_fail_and_unknown_finishes_are_failures(rig: RouterRig, finish: in
     tokens, said = await until_failed(reader)
     assert tokens == [4, 5] and "failed" in said
     assert not rig.router.sessions
+
+
+@pytest.mark.parametrize("read", [0, 2, 3])
+async def test_a_fence_of_somebody_else_s_ends_the_text_after_all_that_was_committed(
+    rig: RouterRig, read: int
+) -> None:
+    """D-F1: a fenced verifier gives nothing out, so the rest is read from the log."""
+
+    def up_to_the_fence(seen: Seen) -> Answer:
+        if since(seen) < read:
+            return rig.v0.output(since(seen), tokens=rig.v0.tokens[since(seen) : read])
+        return StaleEpoch("the log was fenced")
+
+    rig.v0.always("GET", OUTPUT, up_to_the_fence)
+    reader = await rig.running()
+    rig.commit((4, 5, 6))
+    rig.append(FenceRecord(epoch=2))
+    tokens, said = await until_failed(reader)
+    assert tokens == [4, 5, 6] == from_log(rig)
+    assert "fence in its commit log, at epoch 2" in said and "sdcpctl log fence" in said
+    assert "lost" not in said and not rig.router.sessions and rig.v1.seen == []
 
 
 async def test_finish_is_no_failure(rig: RouterRig) -> None:

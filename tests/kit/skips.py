@@ -31,13 +31,22 @@ class SkipsPlugin:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a skip; an expected failure is none."""
-        if report.skipped and not hasattr(report, "wasxfail"):
+        if not hasattr(report, "wasxfail"):
+            self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a module of which no test is ever seen, as for want of what it imports."""
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped:
             place = report.longrepr
             self._reasons[report.nodeid] = place[2] if isinstance(place, tuple) else str(place)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail the run for a skip that is not allowed."""
-        if self._refused() and session.exitstatus == pytest.ExitCode.OK:
+        forgiven = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        if self._refused() and session.exitstatus in forgiven:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

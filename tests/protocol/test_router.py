@@ -296,7 +296,7 @@ def test_an_epoch_that_is_not_ours_lets_the_session_go() -> None:
     rig.run()
     rig.feed(VerifierLost(V0, "409"))
     rig.log(record(1), FenceRecord(epoch=5))
-    assert isinstance(rig.last[-1], Closed)
+    assert isinstance(rig.last[-1], Closed) and rig.machine.fenced_at == 5
 
 
 def test_failure_before_any_commit() -> None:

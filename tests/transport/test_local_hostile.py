@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdcpd.transport import local_server, local_serving
+from sdcpd.transport import local_memory, local_server, local_serving
 from sdcpd.transport.http import Request, Response
-from sdcpd.transport.local_memory import create
+from sdcpd.transport.local_memory import BadMemory, attach, create
 from sdcpd.transport.local_messages import (
     MESSAGE_BYTES_MAX,
     Answer,
@@ -275,6 +275,19 @@ async def test_each_deed_ends_its_connection_and_no_other(site: Site) -> None:
     assert client.exchanges == len(DEEDS) + 1 and not over_tls.passed
     assert len(site.local._connections) == 1, "the honest one's"
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_memory_from_a_pool_that_can_run_dry_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Huge pages: this system may have none to make such a file of."""
+    memory, fd = create(MIB, name="huge")
+    attach(fd, bytes_max=MIB).close()
+    found = os.fstatvfs(fd)
+    parts = (2 << 20, *found[1:])
+    monkeypatch.setattr(local_memory.os, "fstatvfs", lambda _: os.statvfs_result(parts))
+    with pytest.raises(BadMemory, match="unusual size"):
+        attach(fd, bytes_max=MIB)
+    memory.close()
+    os.close(fd)
 
 
 async def test_what_may_not_be_asked_is_refused_and_the_link_stays(site: Site) -> None:

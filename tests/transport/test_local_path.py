@@ -6,16 +6,18 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sdcpd.transport import local_link, local_place
-from sdcpd.transport.http import Request, Response
+from sdcpd.transport import local_link, local_place, local_server, local_serving
+from sdcpd.transport.http import Request, RequestTimeout, Response
 from sdcpd.transport.local_client import LocalClient
 from sdcpd.transport.local_link import LocalLink, new_socket
+from sdcpd.transport.local_memory import SharedMemory, create
 from sdcpd.transport.local_messages import (
     Answer,
     Ask,
@@ -25,6 +27,7 @@ from sdcpd.transport.local_messages import (
     digest_of,
     parse_announcement,
 )
+from sdcpd.transport.local_place import LINKS_MAX, LocalPlace
 from sdcpd.transport.local_tokens import LIFETIME_S, TOKENS_MAX, LocalTokens
 from tests.kit.cuda import no_cuda
 from tests.kit.http_pair import PEER
@@ -121,6 +124,17 @@ async def test_another_user_is_turned_away(tmp_path: Path, monkeypatch: pytest.M
             assert await put(client, site.uri("q_rows.a")) == 201
         assert over_tls.passed == [f"PUT {len(ROWS)}"]
     async with same_host(tmp_path / "other", is_allowed=lambda _: False) as site:
+        client, over_tls = await site.ready()
+        assert await put(client, site.uri("q_rows.a")) == 201
+        assert over_tls.passed == [f"PUT {len(ROWS)}"] and not site.local.exchanges
+
+
+async def test_a_socket_of_another_user_s_is_told_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who listens there would get the token, and the memory with the object."""
+    monkeypatch.setattr(local_place, "is_own_user", lambda _: False)
+    async with same_host(tmp_path) as site:
         client, over_tls = await site.ready()
         assert await put(client, site.uri("q_rows.a")) == 201
         assert over_tls.passed == [f"PUT {len(ROWS)}"] and not site.local.exchanges
@@ -339,7 +353,6 @@ FAULTS: dict[str, Fault] = {
     "closes at once": lambda link, _: link.close(),
     "closes when asked": _closes_when_asked,
     "never says hello": lambda _link, _: None,
-    "never answers": lambda link, asked: isinstance(asked, Ask) or link.send(Ready()),
     "says garbage": lambda link, _: link._socket.send(b"garbage"),
     "answers out of turn": _answers_out_of_turn,
     "refuses": _answers(Refused("no")),
@@ -349,9 +362,9 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_whatever_fails_goes_over_tls(fault: str, tmp_path: Path) -> None:
-    few = ROWS[: 32 << 10]
+@asynccontextmanager
+async def faulty(client: LocalClient, site: Site, fault: Fault) -> AsyncIterator[None]:
+    """Have the client find another server at the local socket."""
     links: list[LocalLink] = []
     loop = asyncio.get_running_loop()
 
@@ -362,31 +375,131 @@ async def test_whatever_fails_goes_over_tls(fault: str, tmp_path: Path) -> None:
         def received(message: Message, fd: int | None) -> None:
             if fd is not None:
                 os.close(fd)
-            FAULTS[fault](link, message)
+            fault(link, message)
 
         link = LocalLink(came, received=received, lost=lambda _: None)
         links.append(link)
 
-    async with same_host(tmp_path) as site:
-        client, _ = await site.ready()
-        path = tmp_path / "fake.sock"
-        with new_socket() as listener:
-            listener.bind(str(path))
-            listener.listen()
-            loop.add_reader(listener.fileno(), accept)
-            _divert(client, site, path)
-            assert await put(client, site.uri("q_rows.a"), few, timeout_s=0.3) == 201
-            got = await client.request("GET", site.uri("q_rows.a"), timeout_s=0.3)
-            loop.remove_reader(listener.fileno())
-        assert got.body == few and not client.exchanges
-        for link in links:
-            link.close()
+    path = site.local._path.with_name("fake.sock")
+    with new_socket() as listener:
+        listener.bind(str(path))
+        listener.listen()
+        loop.add_reader(listener.fileno(), accept)
+        place = place_of(client, site)
+        place.announced = replace(place.announced, path=str(path))
+        yield
+        loop.remove_reader(listener.fileno())
+    for link in links:
+        link.close()
 
 
-def _divert(client: LocalClient, site: Site, path: Path) -> None:
+def place_of(client: LocalClient, site: Site) -> LocalPlace:
     place = client._origins[site.base.rstrip("/")].place
     assert place is not None
-    place.announced = replace(place.announced, path=str(path))
+    return place
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_whatever_fails_goes_over_tls(fault: str, tmp_path: Path) -> None:
+    few = ROWS[: 32 << 10]
+    async with same_host(tmp_path) as site:
+        client, _ = await site.ready()
+        async with faulty(client, site, FAULTS[fault]):
+            assert await put(client, site.uri("q_rows.a"), few, timeout_s=2.0) == 201
+            got = await client.request("GET", site.uri("q_rows.a"), timeout_s=2.0)
+        assert got.body == few and not client.exchanges
+
+
+async def test_all_of_the_time_is_the_server_s_once_it_was_asked(tmp_path: Path) -> None:
+    """It may be at it, as over TLS, where nobody would ask a second time either."""
+
+    asked_for: list[str] = []
+
+    def answers_once(link: LocalLink, asked: Message) -> None:
+        if not isinstance(asked, Ask):
+            link.send(Ready())
+            return
+        asked_for.append(asked.target)
+        if len(asked_for) == 1:
+            link.send(Answer(204, (), 0, digest_of(b"")))
+
+    async with same_host(tmp_path) as site:
+        client, over_tls = await site.ready()
+        async with faulty(client, site, answers_once):
+            assert await put(client, site.uri("q_rows.0")) == 204
+            with pytest.raises(RequestTimeout, match="it may have been processed"):
+                await put(client, site.uri("q_rows.a"), timeout_s=0.3)
+            assert not over_tls.passed
+            assert await put(client, site.uri("q_rows.a")) == 201, "the next is not held up"
+            assert over_tls.passed == [f"PUT {len(ROWS)}"] and len(asked_for) == 2
+
+
+async def test_who_finds_all_links_in_use_does_not_wait_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = asyncio.Event()
+
+    async def handler(request: Request) -> Response:
+        if request.path.endswith("held"):
+            await go_on.wait()
+        return Response(204)
+
+    async with same_host(tmp_path, handler=handler) as site:
+        client, over_tls = await site.ready()
+        held = [asyncio.create_task(put(client, site.uri("held"))) for _ in range(LINKS_MAX)]
+        while site.local._bodies_bytes < LINKS_MAX * len(ROWS):
+            await turns()
+        monkeypatch.setattr(local_place, "EARLY_S", 0.01)
+        assert await put(client, site.uri("q_rows.a")) == 204
+        assert over_tls.passed == [f"PUT {len(ROWS)}"] and client.is_near(site.base)
+        go_on.set()
+        assert await asyncio.gather(*held) == [204] * LINKS_MAX and len(over_tls.passed) == 1
+
+
+async def test_memory_of_a_link_that_the_server_closed_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_serving, "IDLE_S", 0.01)
+    async with same_host(tmp_path) as site:
+        client, over_tls = await site.ready()
+        assert await put(client, site.uri("q_rows.a")) == 201
+        (link,) = place_of(client, site)._idle
+        async with asyncio.timeout(10):
+            while not link._memory._map.closed:
+                await turns()
+        assert await put(client, site.uri("q_rows.b")) == 201
+        assert client.exchanges == 2 and not over_tls.passed
+
+
+async def test_a_server_that_fails_costs_no_memory_for_every_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left alone for a second, then for two, until it answers."""
+    made: list[int] = []
+
+    def counting(size_bytes: int, *, name: str) -> tuple[SharedMemory, int]:
+        made.append(size_bytes)
+        return create(size_bytes, name=name)
+
+    monkeypatch.setattr(local_place, "create", counting)
+    clock, few = Clock(), ROWS[: 32 << 10]
+    async with same_host(tmp_path) as site:
+        client, _ = await site.ready(clock=clock)
+        monkeypatch.setattr(local_server, "CONNECTIONS_MAX", 0)
+
+        async def tries() -> int:
+            made.clear()
+            for _ in range(3):
+                await client.request("PUT", site.uri("q_rows.a"), body=few)
+            return len(made)
+
+        assert await tries() == 1 and not client.is_near(site.base)
+        for waited_s, tried in ((0.9, 0), (0.1, 1), (1.9, 0), (0.1, 1), (4.0, 1)):
+            clock.now += waited_s
+            assert await tries() == tried, f"after another {waited_s} s"
+        monkeypatch.setattr(local_server, "CONNECTIONS_MAX", 1)
+        clock.now += 8
+        assert await tries() == 1 and client.is_near(site.base) and client.exchanges == 3
 
 
 async def test_a_server_that_is_gone_is_not_tried_again_and_again(tmp_path: Path) -> None:

@@ -27,14 +27,17 @@ from sdcpd.config_values import (
     KeyPrefix,
     Ladder,
     Listen,
+    LogSize,
     M,
     Name,
+    ObjectSize,
     OptionalPath,
     Percent,
     Rate,
     S3Endpoint,
     S3Prefix,
     S3Region,
+    Share,
     Size,
     Template,
     TrustDomain,
@@ -195,11 +198,11 @@ class MlcSection(Section):
     tiers: list[TierSection] = Field(default_factory=lambda: [_host_tier("256MiB")])
     commit_log: Literal["lmdb", "etcd"] = "lmdb"
     log_path: Template = "/var/lib/sdcpd/{instance}/logs"
-    log_size: Size = 16 << 30
+    log_size: LogSize = 16 << 30
     log_retention: Duration = 3600.0
     """How long a log is kept after its session has ended."""
-    object_max: Size = 256 << 20
-    scope_max: Percent = 100
+    object_max: ObjectSize = 256 << 20
+    scope_max: Share = 100
     local: bool = True
     """Whether processes of one user on one host pass objects through shared memory."""
     local_dir: Template = ""
@@ -266,7 +269,7 @@ def parse_config(text: str, *, name: str) -> Config:
     """Check the text of a file; raises ConfigError with every problem."""
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except (ValueError, RecursionError) as e:
         raise ConfigError([toml_problem(e, text=text, name=name)]) from e
     try:
         config = Config.model_validate(raw)

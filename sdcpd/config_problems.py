@@ -23,12 +23,13 @@ _WORDS = {
 }
 _ADD = {
     "base_uri": 'base_uri = "https://HOST:PORT/", what peers call this instance',
-    "kind": 'kind = "host", "lmdb" or "s3"',
+    "kind": 'kind = "pinned", "host", "lmdb", "remote" or "s3"',
     "router": 'router = "https://HOST:7442/", the router\'s base_uri',
     "size": 'size = "1GiB"',
 }
 # A value that is wrong there may be a key or hold a password, so it is not shown.
 _UNSHOWN = ("endpoint", "access_key_id_file", "secret_access_key_file")
+_SHOWN_MAX = 80
 _TOML_HINTS = {
     "Invalid value": 'text, durations and sizes stand in quotes, as in name = "r0"',
     "Cannot overwrite": "the key stands twice; keep one",
@@ -45,8 +46,16 @@ _HEADER = re.compile(rf"\s*\[+\s*{_DOTTED}\s*\]+")
 _KEY = re.compile(rf"\s*{_DOTTED}\s*=")
 
 
-def toml_problem(error: tomllib.TOMLDecodeError, *, text: str, name: str) -> str:
-    """One line for a file that is no TOML."""
+def toml_problem(error: ValueError | RecursionError, *, text: str, name: str) -> str:
+    """One line for a file that is no TOML, or none that can be read."""
+    if isinstance(error, RecursionError):
+        lines = text.split("\n")
+        deepest = max(range(len(lines)), key=lambda at: lines[at].count("[") + lines[at].count("{"))
+        return f"{name}:{deepest + 1}: lists or tables nest too deeply; take the inner ones away"
+    if not isinstance(error, tomllib.TOMLDecodeError):
+        number = re.search(r"[0-9_]{4000,}", text)
+        line = text.count("\n", 0, number.start() if number else 0) + 1
+        return f"{name}:{line}: a number has too many digits; write it shorter"
     reason = str(error)
     match = re.search(r"\(at line (\d+)", reason)
     line = int(match[1]) if match else len(text.rstrip("\n").split("\n"))
@@ -61,14 +70,28 @@ def value_problem(error: Any, *, model: type[BaseModel], text: str, name: str) -
     section = f"[{'.'.join(path[:-1])}]" if len(path) > 1 else "the file"
     given = error["input"]
     if error["type"] == "extra_forbidden":
-        what = f"section [{path[-1]}]" if isinstance(given, dict) else f'key "{path[-1]}"'
+        shown = _shown(path[-1])
+        what = f"section [{shown[1:-1]}]" if isinstance(given, dict) else f"key {shown}"
         return f"{where}: unknown {what} in {section}{_did_you_mean(model, path)}"
     if error["type"] == "missing":
         add = _ADD.get(path[-1], f"{path[-1]} = ...")
         return f'{where}: key "{path[-1]}" is missing in {section}; add {add}'
     showable = isinstance(given, str | int | float | bool) and path[-1] not in _UNSHOWN
-    shown = f" = {json.dumps(given)}" if showable else ""
+    shown = f" = {_shown(given)}" if showable else ""
     return f"{where}: {'.'.join(path)}{shown}: {_reason(error, model, path)}"
+
+
+def _shown(given: str | float) -> str:
+    """A value as the file has it, or its beginning."""
+    # Python writes no number of thousands of digits.
+    huge = isinstance(given, int) and given.bit_length() > 200
+    text = hex(int(given)) if huge else json.dumps(given)
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
+
+
+def _is_index(part: str) -> bool:
+    """Whether a part of a path is the place in a list."""
+    return re.fullmatch("[0-9]{1,6}", part) is not None
 
 
 def line_of(problem: str) -> int:
@@ -79,8 +102,8 @@ def line_of(problem: str) -> int:
 
 def find_line(text: str, path: tuple[str, ...]) -> int:
     """The line of a key, or of the nearest thing above it that is found; tomllib does not tell."""
-    index = next((int(part) for part in path if part.isdigit()), 0)
-    keys = [part for part in path if not part.isdigit()]
+    index = next((int(part) for part in path if _is_index(part)), 0)
+    keys = [part for part in path if not _is_index(part)]
     lines = _index_lines(text)
     for end in range(len(keys), 0, -1):
         for table, key in ((".".join(keys[: end - 1]), keys[end - 1]), (".".join(keys[:end]), "")):
@@ -146,7 +169,7 @@ def _did_you_mean(model: type[BaseModel], path: tuple[str, ...]) -> str:
 def _fields_above(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, FieldInfo]:
     """The fields of the section that a key stands in."""
     for part in path[:-1]:
-        if part.isdigit():
+        if _is_index(part):
             continue
         info = model.model_fields.get(part)
         inner = section_type(info.annotation) if info else None

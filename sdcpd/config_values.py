@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from string import Formatter
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
@@ -11,11 +14,18 @@ from pydantic import AfterValidator, BeforeValidator
 from sdcpd.protocol.uris import normalize_base_uri
 from sdcpd.units import duration_or_never_s, duration_s, percent, rate_per_s, size_octets
 
+_STANDS_FOR = ("role", "name", "instance")
+
+
+def _text(value: object) -> str:
+    """Text as it is; what is no text is none that is allowed."""
+    return value if isinstance(value, str) else ""
+
 
 def _digest(value: object) -> bytes | None:
     if value == "" or value is None:
         return None
-    text = str(value).removeprefix("sha256:")
+    text = _text(value).removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise ValueError('must be "sha256:" and 64 hexadecimal digits')
     return bytes.fromhex(text)
@@ -28,25 +38,25 @@ def _base_uri(value: object) -> str:
 
 
 def _listen(value: object) -> tuple[str, int]:
-    host, _, port = str(value).rpartition(":")
+    host, _, port = _text(value).rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError('must be an address such as "0.0.0.0:7443"')
     return host.strip("[]"), int(port)
 
 
 def _endpoint(value: object) -> str:
-    host, _, port = str(value).rpartition(":")
+    host, _, port = _text(value).rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise ValueError('must be host and port, as in "etcd1.lab:2379"')
     if "/" in host:
         raise ValueError(
             'must be host and port without a scheme, as in "etcd1.lab:2379"; ca says that it is TLS'
         )
-    return str(value)
+    return _text(value)
 
 
 def _key_prefix(value: object) -> str:
-    text = str(value)
+    text = _text(value)
     if not re.fullmatch(r"[A-Za-z0-9._/-]{1,128}", text) or text.endswith("/"):
         raise ValueError(
             "may hold 1 to 128 letters, digits, dots, dashes, underscores and slashes, and ends"
@@ -60,9 +70,10 @@ def _ladder(value: object) -> tuple[int, ...]:
     known = ", ".join(names)
     if not isinstance(value, list) or not value:
         raise ValueError(f"must be a list of {known}")
-    unknown = [entry for entry in value if entry not in names]
+    unknown = [entry for entry in value if _text(entry) not in names]
     if unknown:
-        raise ValueError(f'"{unknown[0]}" is none of {known}')
+        shown = json.dumps(unknown[0]) if isinstance(unknown[0], str) else "what is no text"
+        raise ValueError(f"{shown} is none of {known}")
     return tuple(names[entry] for entry in value)
 
 
@@ -117,24 +128,44 @@ def _s3_region(value: object) -> str:
     return value
 
 
+def _path_text(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("holds a NUL character (\\u0000), which no path can: take it out")
+    return value
+
+
 def _directory_or_file(value: object) -> object:
-    return None if value == "" else value
+    if value == "":
+        return None
+    return _path_text(value) if isinstance(value, str) else value
 
 
 def _template(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("must be a path in quotes")
     try:
-        value.format(role="", name="", instance="")
-    except (KeyError, IndexError, ValueError, AttributeError) as e:
-        raise ValueError("may hold {role}, {name} and {instance}, and no other braces") from e
-    return value
+        fields = [field for field in Formatter().parse(value) if field[1] is not None]
+    except ValueError:
+        fields = [("", None, "", None)]
+    # Names alone: a format or an index would be taken of the name's text.
+    if any(name not in _STANDS_FOR or form or turn for _, name, form, turn in fields):
+        raise ValueError("may hold {role}, {name} and {instance}, and no other braces")
+    return _path_text(value)
 
 
 def _more_than_zero(value: float) -> float:
     if value <= 0:
         raise ValueError("must be more than 0")
     return value
+
+
+def _at_least(least: int, text: str) -> Callable[[int], int]:
+    def check(value: int) -> int:
+        if value < least:
+            raise ValueError(f"must be at least {text}")
+        return value
+
+    return check
 
 
 def is_name(text: str) -> bool:
@@ -148,7 +179,10 @@ DurationOrZero = Annotated[float, BeforeValidator(duration_s)]
 DurationOrNever = Annotated[float | None, BeforeValidator(duration_or_never_s)]
 Size = Annotated[int, BeforeValidator(size_octets), Positive]
 Rate = Annotated[float, BeforeValidator(rate_per_s), Positive]
+ObjectSize = Annotated[Size, AfterValidator(_at_least(64 << 10, "64KiB"))]
+LogSize = Annotated[Size, AfterValidator(_at_least(1 << 20, "1MiB"))]
 Percent = Annotated[int, BeforeValidator(percent)]
+Share = Annotated[Percent, AfterValidator(_at_least(1, "1%"))]
 Digest = Annotated[bytes | None, BeforeValidator(_digest)]
 BaseUri = Annotated[str, BeforeValidator(_base_uri)]
 Listen = Annotated[tuple[str, int], BeforeValidator(_listen)]

@@ -141,6 +141,28 @@ def test_an_empty_file_has_every_default() -> None:
         ("mlc", 'bases = ["gpu1"]', 'must be a base URI'),
         ("api", "cors_origins = [1]", "must be text in quotes"),
         ("api", 'listen = "0.0.0.0:8000"', "api.listen is open to the network and no key is asked for; set api.keys_file"),
+        ("mlc", 'log_retention = "4000d"', "must be at most 3650d"),
+        ("mlc", f'log_retention = "{400 * "9"}d"', "must be at most 3650d"),
+        ("mlc", f'object_max = "{400 * "9"}B"', "must be at most 1024TiB"),
+        ("mlc", 'object_max = "1B"', "must be at least 64KiB"),
+        ("mlc", 'log_size = "1B"', "must be at least 1MiB"),
+        ("mlc", 'scope_max = "0%"', "must be at least 1%"),
+        ("mlc", 'local_dir = "/a\\u0000"', "holds a NUL character"),
+        ("mlc", 'tiers = [{ kind = "lmdb", size = "1GiB", path = "/a\\u0000b" }]', "holds a NUL character"),
+        ("mlc", 'tiers = [{ kind = "lmdb", size = "1GiB", path = "/{role[a]}" }]', "may hold {role}, {name} and {instance}"),
+        ("mlc", 'tiers = [{ kind = "lmdb", size = "1GiB", path = "/{role:>9000000000000000000}" }]', "and no other braces"),
+        ("mlc", 'tiers = [{ kind = "lmdb", size = "1GiB", path = "/{role.__class__}" }]', "and no other braces"),
+        ("mlc", 'tiers = [{ kind = "lmdb", size = "900000000TiB", path = "/x" }]', "must be at most 1024TiB"),
+        ("mlc", f'tiers = [{{ kind = "host", size = "{400 * "9"}TiB" }}]', "must be at most 1024TiB"),
+        ("mlc", 'tiers = [{ size = "1GiB" }]', 'add kind = "pinned", "host", "lmdb", "remote" or "s3"'),
+        ("mlc.etcd", f'timeout = "{320 * "9"}s"', "must be at most 3650d"),
+        ("mlc.etcd", 'password_file = "/a\\u0000"', "holds a NUL character"),
+        ("verifier.model", 'path = "/a\\u0000"', "holds a NUL character"),
+        ("verifier", f'round_rate = "{400 * "9"}/s"', "must be at most 1000000/s"),
+        ("router", f"m_max = 0x{5000 * '9'}", "must be"),
+        ("router", f"listen = 0x{5000 * '9'}", "must be an address"),
+        ("router", "fallback = [[]]", "what is no text is none of reduce"),
+        ("router", 'fallback = ["a\\nb"]', '"a\\nb" is none of reduce'),
         ("log", 'level = "loud"', 'must be "debug", "info", "warning" or "error"'),
     ],
 )  # fmt: skip
@@ -158,6 +180,7 @@ def test_a_bad_value_has_its_line_and_what_to_write(section: str, line: str, say
         ("verifier", 'batch_row = 5', 'unknown key "batch_row" in [verifier]; did you mean "batch_rows"?'),
         ("tls", 'certificate = "x"', 'unknown key "certificate" in [tls]'),
         ("node", 'zzz = "x"', 'unknown key "zzz" in [node]; known are name, trust_domain'),
+        ("node", '"²" = 1', 'unknown key "\\u00b2" in [node]; known are name, trust_domain'),
         ("verfier", 'x = 1', 'unknown section [verfier] in the file; did you mean "verifier"?'),
         ("verifier.modl", 'x = 1', 'unknown section [modl] in [verifier]; did you mean "model"?'),
     ],
@@ -245,6 +268,31 @@ def test_all_problems_come_at_once_in_the_order_of_lines() -> None:
 def test_what_is_no_toml_has_its_line(text: str, says: str) -> None:
     (problem,) = problems_of(text)
     assert says in problem
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (3000 * "[" + 3000 * "]", "lists or tables nest too deeply"),
+        (3000 * "{a=" + "1" + 3000 * "}", "lists or tables nest too deeply"),
+        (5000 * "9", "a number has too many digits"),
+    ],
+)
+def test_what_cannot_be_read_has_its_line(value: str, says: str) -> None:
+    (problem,) = problems_of(f"[node]\n[mlc]\ntiers = {value}\n")
+    assert problem.startswith(f"f.toml:3: {says}")
+    assert len(problem) < 200
+
+
+def test_a_long_value_is_shown_by_its_beginning() -> None:
+    (problem,) = problems_of(f"[log]\nlevel = '{1000 * 'x'}'\n")
+    assert len(problem) < 200
+
+
+@pytest.mark.parametrize("text", ['"a\\nb" = 1\n', '["a\\nb"]\n'])
+def test_a_name_that_is_no_line_is_shown_in_one(text: str) -> None:
+    (problem,) = problems_of(text)
+    assert "a\\nb" in problem
 
 
 def test_an_api_for_the_network_with_keys_or_openly() -> None:

@@ -9,7 +9,6 @@ with the GPU's driver in such chunks, and one copy must not span two of them. In
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 
 GRANULE_BYTES = 256
 
@@ -58,13 +57,9 @@ class Slots:
         self.taken_bytes += size_bytes
         return start
 
-    def could_take(self, size_bytes: int, *, keeping: Iterable[int]) -> bool:
-        """Whether there would be room if all parts but those at these offsets were given back."""
-        kept = sorted((start, start + self._taken[start]) for start in keeping)
-        begins = [0, *(end for _, end in kept)]
-        ends = [*(start for start, _ in kept), self.size_bytes]
-        longest = max(self._longest(*gap) for gap in zip(begins, ends, strict=True))
-        return longest >= rounded(size_bytes)
+    def size_of(self, start: int) -> int:
+        """What a part that is taken takes, in whole granules."""
+        return self._taken[start]
 
     def give_back(self, start: int) -> None:
         """Free a part that was taken."""
@@ -94,14 +89,6 @@ class Slots:
         assert self.taken_bytes == sum(self._taken.values())
         assert self._by_size == sorted((size, start) for start, size in self._free.items())
         assert self._free_by_end == {start + size: start for start, size in self._free.items()}
-
-    def _longest(self, begin: int, end: int) -> int:
-        """The longest piece of a gap that lies in one chunk."""
-        first = begin - begin % self._chunk_bytes + self._chunk_bytes
-        last = end - end % self._chunk_bytes
-        if end <= first:
-            return end - begin
-        return max(first - begin, self._chunk_bytes if last > first else 0, end - last)
 
     def _add_free(self, start: int, size_bytes: int) -> None:
         self._free[start] = size_bytes

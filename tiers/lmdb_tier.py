@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import lmdb
@@ -28,6 +29,9 @@ OBJECT_BYTES = 512  # header row, account, and its share of inner pages
 # Pages of evicted objects are free only two transactions later, and values need adjacent pages.
 MAP_FACTOR = 2
 MAP_BYTES_MIN = 1 << 20
+
+_Op = Store | Remove | Tick
+_Outcomes = asyncio.Future[list[Exception | None]]
 
 
 @dataclass(slots=True)
@@ -72,23 +76,29 @@ class LmdbTier:
         except BaseException:
             self._folder.release()
             raise
-        self._writer = GroupWriter[Store | Remove | Tick, None](
-            "mlc-objects", self._objects.perform
-        )
+        self._writer = GroupWriter[_Op, None]("mlc-objects", self._objects.perform)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="mlc-read")
+        self._storing: dict[Key, int] = {}  # generations that the file need not have yet
+        self._puts: set[asyncio.Task[bool]] = set()
+        self._undeleted: set[Key] = set()  # off the books, and perhaps still in the file
 
     async def get(self, key: Key) -> Entry | None:
         generation = self._ledger.generation(key)
         found: Entry | None = None
         if generation is not None:
+            written = self._storing.get(key) != generation
             loop = asyncio.get_running_loop()
             try:
                 found = await loop.run_in_executor(self._readers, self._objects.read, key)
+                lost = found is None and written and self._ledger.generation(key) == generation
             except Torn:
-                self._counts.corrupt += 1
-                await self._forget(key, generation)
+                lost = True
             except lmdb.Error:
                 self._counts.failures += 1
+                lost = False
+            if lost:
+                self._counts.corrupt += 1
+                await self._forget(key, generation)
         if found is None:
             self._counts.misses += 1
             return None
@@ -102,16 +112,13 @@ class LmdbTier:
         size_bytes = cost_bytes(len(entry.data))
         admission = self._ledger.add(key, size_bytes, lease_s=lease_s, after=entry.after)
         store = Store(key, entry, admission.generation)
-        if await self._write(store, admission.victims):
-            return
-        # The map is full although the budget is not: free pages don't lie together, or aren't
-        # free yet. Evict once more, let two transactions pass, and try one last time.
-        await self._write(Tick(), self._ledger.shed(2 * size_bytes, sparing=key))
-        await self._write(Tick())
-        if self._ledger.generation(key) != admission.generation:
-            return  # replaced or deleted meanwhile
-        if not await self._write(store):
-            await self._forget(key, admission.generation)
+        self._storing[key] = store.generation
+        first = self._begin(store, admission.victims)
+        # It comes to its end, and the books with it, whatever becomes of the caller.
+        task = asyncio.create_task(self._stored(store, first))
+        self._puts.add(task)
+        task.add_done_callback(self._puts.discard)
+        if not await asyncio.shield(task):
             raise TierFull("the object could not be written to the disk")
 
     async def delete(self, key: Key) -> None:
@@ -139,6 +146,8 @@ class LmdbTier:
         )
 
     async def aclose(self) -> None:
+        if self._puts:
+            await asyncio.wait(self._puts)
         self._writer.stop()
         await asyncio.to_thread(self.close)
 
@@ -156,7 +165,7 @@ class LmdbTier:
     def check(self) -> None:
         """Assert that books and file agree; only while nothing is being written."""
         self._ledger.check()
-        listing = self._objects.listing()
+        listing = [row for row in self._objects.listing() if row[0] not in self._undeleted]
         assert len(self._ledger) == len(listing)
         for key, size_bytes, generation, _ in listing:
             assert self._ledger.generation(key) == generation
@@ -176,14 +185,55 @@ class LmdbTier:
             if gone:
                 self._objects.perform([Remove(key) for key in gone])
 
-    async def _write(self, op: Store | Remove | Tick, victims: Sequence[Victim] = ()) -> bool:
+    async def _stored(self, store: Store, first: _Outcomes) -> bool:
+        """Tell whether an object was stored; if it was not, it is off the books."""
+        key, generation = store.key, store.generation
+        try:
+            if (await first)[-1] is None:
+                return True
+            # The map is full although the budget is not: free pages don't lie together, or aren't
+            # free yet. Evict once more, let two transactions pass, and try one last time.
+            size_bytes = cost_bytes(len(store.entry.data))
+            await self._write(Tick(), self._ledger.shed(2 * size_bytes, sparing=key))
+            await self._write(Tick())
+            if self._ledger.generation(key) != generation:
+                return True  # replaced or deleted meanwhile
+            if await self._write(store):
+                return True
+            await self._forget(key, generation)
+            return False
+        finally:
+            if self._storing.get(key) == generation:
+                del self._storing[key]
+
+    async def _write(self, op: _Op, victims: Sequence[Victim] = ()) -> bool:
         """Delete the victims, then do `op`; tells whether that succeeded."""
+        return (await asyncio.shield(self._begin(op, victims)))[-1] is None
+
+    def _begin(self, op: _Op, victims: Sequence[Victim] = ()) -> _Outcomes:
+        """Submit at once, so that the file sees what the books do in their order."""
         self._counts.evicted += len(victims)
-        outcomes = await self._writer.submit([*(Remove(victim.key) for victim in victims), op])
-        self._counts.failures += sum(
-            error is not None and not isinstance(error, lmdb.MapFullError) for error in outcomes
-        )
-        return outcomes[-1] is None
+        gone = [victim.key for victim in victims]
+        # The file may be too full even for a deletion, which is then done with the next write.
+        again = [key for key in self._undeleted if key not in self._ledger]
+        self._undeleted.clear()
+        ops: list[_Op] = [*(Remove(key) for key in (*again, *gone)), op]
+        outcomes = self._writer.enqueue(ops)
+        outcomes.add_done_callback(partial(self._note, ops))
+        return outcomes
+
+    def _note(self, ops: list[_Op], outcomes: _Outcomes) -> None:
+        """Count what failed, and keep in mind what is to be deleted still."""
+        if outcomes.cancelled():
+            return
+        for op, error in zip(ops, outcomes.result(), strict=True):
+            if error is None:
+                continue
+            self._counts.failures += not isinstance(error, lmdb.MapFullError)
+            # A key that no file can have needs no deletion.
+            may_be_there = not isinstance(error, lmdb.BadValsizeError)
+            if isinstance(op, Remove) and may_be_there and op.key not in self._ledger:
+                self._undeleted.add(op.key)
 
     async def _forget(self, key: Key, generation: int) -> None:
         """Delete that version of the object; a newer one stays."""

@@ -61,11 +61,10 @@ class GroupWriter(Generic[Op, Result]):
         """Whether `stop` was called."""
         return self._closed
 
-    async def submit(self, ops: Sequence[Op]) -> list[Result | Exception]:
-        """Have operations performed in one group and return their results.
+    def enqueue(self, ops: Sequence[Op]) -> asyncio.Future[list[Result | Exception]]:
+        """Have operations performed in one group; the future is of their results.
 
-        Submissions are ordered as the calls. A caller that is cancelled meanwhile does not know
-        whether they were performed.
+        Submissions are ordered as the calls. They are performed whatever becomes of the future.
         """
         assert not self._closed, "nothing is submitted after stop"
         loop = asyncio.get_running_loop()
@@ -78,7 +77,14 @@ class GroupWriter(Generic[Op, Result]):
             fresh = self._fresh[loop] = []
             loop.call_soon(self._hand_over, loop)
         fresh.append(unit)
-        return await unit.done
+        return unit.done
+
+    async def submit(self, ops: Sequence[Op]) -> list[Result | Exception]:
+        """Have operations performed as `enqueue` does, and return their results.
+
+        A caller that is cancelled meanwhile does not know whether they were performed.
+        """
+        return await self.enqueue(ops)
 
     def stop(self) -> None:
         """Take nothing more; called where `submit` is, so that nothing comes after the end mark."""

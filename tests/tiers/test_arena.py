@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sdcpd.transport.local_memory import BadMemory, attach, create
 from tiers.api import TierError
 from tiers.arena import Arena
+from tiers.arena_firm import Firm
 from tiers.arena_slots import GRANULE_BYTES, Slots, rounded
 
 MFD_HUGETLB = 4
@@ -29,6 +30,9 @@ class SlotsMachine(RuleBasedStateMachine):
         self.chunk_bytes = chunk * GRANULE_BYTES
         self.slots = Slots(SIZE_BYTES + 100, chunk_bytes=self.chunk_bytes)
         self.taken: dict[int, int] = {}
+        self.firm = Firm(SIZE_BYTES + 100, chunk_bytes=self.chunk_bytes)
+        self.until: dict[int, int] = {}
+        self.now = 0
 
     @rule(size=st.integers(0, 20 * GRANULE_BYTES))
     def take(self, size: int) -> None:
@@ -44,9 +48,12 @@ class SlotsMachine(RuleBasedStateMachine):
         self.taken[start] = rounded(size)
 
     @rule(size=st.integers(0, 40 * GRANULE_BYTES), data=st.data())
-    def could_take(self, size: int, data: st.DataObject) -> None:
+    def fits_between_what_stays(self, size: int, data: st.DataObject) -> None:
         """As a plain count says, granule by granule."""
-        kept = [start for start in sorted(self.taken) if data.draw(st.booleans())]
+        starts = sorted(self.taken)
+        viewed = {start: self.taken[start] for start in starts if data.draw(st.booleans())}
+        replaced = data.draw(st.sampled_from([None, *starts]))
+        kept = {start for start in {*self.until, *viewed} if start in viewed or start != replaced}
         granules = {
             at // GRANULE_BYTES
             for start in kept
@@ -59,18 +66,42 @@ class SlotsMachine(RuleBasedStateMachine):
             run = 0 if at in granules else run + 1
             longest = max(longest, run)
         fits = longest * GRANULE_BYTES >= rounded(size)
-        assert self.slots.could_take(size, keeping=kept) == fits
+        found = self.firm.leaves(rounded(size), self.now, besides=viewed, replaced=replaced)
+        assert found == fits
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data(), time=st.integers(1, 5))
+    def hold(self, data: st.DataObject, time: int) -> None:
+        start = data.draw(st.sampled_from(sorted(self.taken)))
+        self.until[start] = self.now + time
+        self.firm.hold(start, self.taken[start], self.until[start])
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        start = data.draw(st.sampled_from(sorted(self.taken)))
+        self.until.pop(start, None)
+        self.firm.let_go(start)
+
+    @rule()
+    def wait(self) -> None:
+        self.now += 1
+        self.until = {start: until for start, until in self.until.items() if until > self.now}
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         start = data.draw(st.sampled_from(sorted(self.taken)))
         del self.taken[start]
+        self.until.pop(start, None)
+        self.firm.let_go(start)
         self.slots.give_back(start)
 
     @invariant()
     def books_agree(self) -> None:
         self.slots.check()
+        self.firm.check()
+        assert set(self.firm.held(self.now)) == set(self.until)
         assert self.slots.taken_bytes == sum(self.taken.values())
         assert len(self.slots) == len(self.taken)
 
@@ -112,6 +143,35 @@ def test_a_slot_is_not_reused_while_a_piece_of_a_view_is_left() -> None:
     gc.collect()
     assert arena.take(300) is not None
     arena.check()
+    arena.close()
+
+
+def test_what_is_viewed_or_held_is_not_counted_on() -> None:
+    arena = Arena(3 * GRANULE_BYTES)
+    slots = [arena.take(GRANULE_BYTES) for _ in range(3)]
+    middle = slots[1]
+    assert middle is not None
+    assert arena.could_take(3 * GRANULE_BYTES, 0.0), "all of them may go"
+    arena.hold(middle, 5.0)
+    assert not arena.could_take(2 * GRANULE_BYTES, 4.9)
+    assert arena.could_take(3 * GRANULE_BYTES, 4.9, replaced=middle)
+    assert arena.could_take(3 * GRANULE_BYTES, 5.0)
+    piece = middle.view()[:1]
+    assert not arena.could_take(2 * GRANULE_BYTES, 5.0)
+    assert not arena.could_take(2 * GRANULE_BYTES, 5.0, replaced=middle), "it can be freed no more"
+    del piece
+    assert arena.could_take(3 * GRANULE_BYTES, 5.0)
+    arena.check()
+    arena.close()
+
+
+def test_reading_alone_leaves_nothing_behind() -> None:
+    arena = Arena(GRANULE_BYTES)
+    slot = arena.take(10)
+    assert slot is not None
+    for _ in range(100):
+        slot.view()
+    assert len(arena._views) + len(arena._returned) <= 2
     arena.close()
 
 

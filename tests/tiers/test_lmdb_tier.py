@@ -13,6 +13,7 @@ import pytest
 
 from tests.kit.tier_contract import entry
 from tiers.api import Key, TierError, TierFull
+from tiers.lmdb_objects import Remove, Store, Tick
 from tiers.lmdb_tier import LmdbTier
 
 A, B = Key("s", "kv/a"), Key("s", "kv/b")
@@ -143,6 +144,81 @@ async def test_map_full_evicts_and_then_is_tier_full(tmp_path: Path) -> None:
     tier.check()
     assert tier.stats().failures == 0, "a full map is a normal state"
     await tier.aclose()
+
+
+async def test_a_put_that_is_cancelled_and_finds_the_map_full_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    """Its caller is away when it turns out that the file has no room for it."""
+    tier = LmdbTier(tmp_path, BUDGET, map_bytes=400_000)
+    await tier.put(A, entry(1, 100_000), lease_s=0)
+    for key in (B, A):  # a new object, and one in another's place
+        task = asyncio.create_task(tier.put(key, entry(2, 500_000), lease_s=0))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task, *tier._puts])
+        assert task.cancelled()
+        assert not await tier.holds(key) and await tier.get(key) is None
+        tier.check()
+    assert tier.stats().used_bytes == 0
+    await tier.put(B, entry(3, 100_000), lease_s=0)
+    assert await tier.get(B) == entry(3, 100_000)
+    await tier.aclose()
+
+
+async def test_a_put_that_is_cancelled_is_stored_before_the_tier_closes(tmp_path: Path) -> None:
+    tier = opened(tmp_path)
+    task = asyncio.create_task(tier.put(A, entry(1, 100_000), lease_s=0))
+    await asyncio.sleep(0)
+    task.cancel()
+    await tier.aclose()
+    assert task.cancelled()
+    tier = opened(tmp_path)
+    assert await tier.get(A) == entry(1, 100_000)
+    tier.check()
+    await tier.aclose()
+
+
+async def test_what_the_file_has_lost_goes_from_the_books_with_the_next_read(
+    tmp_path: Path,
+) -> None:
+    tier = await filled(tmp_path)
+    tier._objects.perform([Remove(A)])
+    assert await tier.holds(A) and await tier.get(A) is None
+    assert not await tier.holds(A)
+    assert (tier.stats().corrupt, tier.stats().objects) == (1, 1)
+    tier.check()
+    await tier.aclose()
+
+
+async def test_a_read_before_the_object_is_written_leaves_it_on_the_books(tmp_path: Path) -> None:
+    tier = opened(tmp_path)
+    task = asyncio.create_task(tier.put(A, entry(1, 100_000), lease_s=0))
+    await asyncio.sleep(0)
+    assert await asyncio.gather(tier.get(A), task)
+    assert await tier.get(A) == entry(1, 100_000)
+    tier.check()
+    await tier.aclose()
+
+
+async def test_a_deletion_for_which_the_file_was_too_full_is_done_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a restart would bring back what was deleted."""
+    tier = await filled(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(tier._objects, "_apply", _too_full_to_remove)
+        await tier.delete(A)
+    tier.check()
+    await tier.put(B, entry(3, 10), lease_s=0)
+    await tier.aclose()
+    tier = opened(tmp_path)
+    assert await tier.get(A) is None and not await tier.holds(A)
+    await tier.aclose()
+
+
+def _too_full_to_remove(_: lmdb.Transaction, op: Store | Remove | Tick) -> None:
+    raise lmdb.MapFullError(f"no page for {op}")
 
 
 async def test_puts_at_once_are_all_stored(tmp_path: Path) -> None:

@@ -128,8 +128,9 @@ async def test_what_a_reader_holds_is_not_overwritten() -> None:
         assert bytes(held.data) == bytes([1]) * 20 * KIB
         tier.check()
     both = [held, await tier.get(C)]
-    with pytest.raises(TierFull, match="lie together"):
+    with pytest.raises(TierFull, match="fit between"):
         await tier.put(B, entry(9, 20 * KIB), lease_s=0)
+    assert await tier.holds(C), "nothing is evicted for what finds no place anyway"
     del held, both
     gc.collect()
     await tier.put(B, entry(9, 20 * KIB), lease_s=0)
@@ -144,7 +145,7 @@ async def test_a_refused_object_evicts_nothing_and_leaves_the_old(clock: Clock) 
     keys = [Key("s", str(n)) for n in range(9)]
     for n, key in enumerate(keys):
         await tier.put(key, entry(n, 4 * KIB), lease_s=5 if n == 4 else 0)
-    with pytest.raises(TierFull, match="between them"):
+    with pytest.raises(TierFull, match="fit between"):
         await tier.put(keys[0], entry(9, 26 * KIB), lease_s=0)
     assert [await tier.holds(key) for key in keys] == [True] * 9
     assert await got(tier, keys[0]) == bytes(4 * KIB)
@@ -152,6 +153,80 @@ async def test_a_refused_object_evicts_nothing_and_leaves_the_old(clock: Clock) 
     await tier.put(keys[0], entry(9, 26 * KIB), lease_s=0)
     assert await got(tier, keys[0]) == bytes([9]) * 26 * KIB
     tier.check()
+    await tier.aclose()
+
+
+async def test_a_put_that_readers_leave_no_place_for_evicts_nothing() -> None:
+    tier = PinnedTier(16 * cost_bytes(4 * KIB), runtime=no_cuda)
+    keys = [Key("s", str(n)) for n in range(15)]
+    for n, key in enumerate(keys):
+        await tier.put(key, entry(n, 4 * KIB), lease_s=0)
+    read = await tier.get(keys[7])
+    await tier.delete(keys[7])
+    with pytest.raises(TierFull, match="fit between"):
+        await tier.put(A, entry(1, 48 * KIB), lease_s=0)
+    assert tier.stats().objects == 14 and tier.stats().evicted == 0
+    del read
+    await tier.put(A, entry(1, 48 * KIB), lease_s=0)
+    tier.check()
+    await tier.aclose()
+
+
+@pytest.mark.parametrize("objects", [10, 200])
+async def test_to_refuse_is_as_much_work_however_many_are_leased(objects: int) -> None:
+    tier = PinnedTier(4 << 20, runtime=no_cuda)
+    size_bytes = (4 << 20) // (2 * objects) - 768
+    for n in range(2 * objects):
+        await tier.put(Key("s", str(n)), entry(0, size_bytes), lease_s=60 if n % 2 else 0)
+    big = entry(1, 1000 * KIB)
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        with pytest.raises(TierFull, match="fit between"):
+            await tier.put(A, big, lease_s=0)
+    finally:
+        sys.setprofile(None)
+    assert calls < 200
+    assert tier.stats().evicted == 0
+    await tier.aclose()
+
+
+async def test_many_that_make_room_go_down_while_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is deleted before its turn does not go down, and nothing of it stays."""
+    monkeypatch.setattr(pinned, "PIECE_OBJECTS", 10)
+    tier = PinnedTier(100 * cost_bytes(1), runtime=no_cuda)
+    keys = [Key("s", str(n)) for n in range(100)]
+    below: list[str] = []
+    tier.on_evicted(lambda key, _: below.append(key.name))
+    for event in ("", "delete the new", "cancel"):
+        below.clear()
+        for key in keys:
+            await tier.put(key, entry(1, 1), lease_s=0)
+        below.clear()
+        task = asyncio.create_task(tier.put(A, entry(1, 15 * KIB), lease_s=5))
+        await asyncio.sleep(0)
+        assert 0 < len(below) < 20 and not task.done()
+        waiting = next(key for key in tier._leaving if key.name not in below)
+        await tier.delete(waiting)
+        assert await tier.renew(A, 5)
+        if event == "cancel":
+            task.cancel()
+        elif event:
+            await tier.delete(A)
+        await asyncio.wait([task])
+        assert waiting.name not in below and not tier._leaving
+        assert await tier.holds(A) == (not event)
+        del task
+        gc.collect()
+        tier.check()
+        await tier.delete(A)
     await tier.aclose()
 
 
@@ -194,6 +269,7 @@ def clock() -> Clock:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that objects of KiB are copied as those of many MiB are."""
     monkeypatch.setattr(pinned, "PIECE_BYTES", 1000)
+    monkeypatch.setattr("tiers.checksum.PIECE_BYTES", 1000)
 
 
 async def begun(tier: PinnedTier, key: Key, value: Entry) -> asyncio.Task[None]:

@@ -77,7 +77,14 @@ class ObjectResource:
             vary = (("content-encoding", entry.coding), *vary)
         else:
             data, etag = await self._dense(entry) if entry.coding else entry.data, entry.etag
-        return representation(request, data, etag=etag, media_type=entry.media_type, extra=vary)
+        return representation(
+            request,
+            data,
+            etag=etag,
+            media_type=entry.media_type,
+            extra=vary,
+            others=_tags_of(entry),
+        )
 
     async def _put(self, key: Key, request: Request) -> Response:
         lease = self._checked(request)
@@ -172,9 +179,14 @@ def _tag_of_coded(entry: Entry) -> str:
     return f'{entry.etag[:-1]}-{entry.coding}"'
 
 
+def _tags_of(entry: Entry) -> tuple[str, ...]:
+    """Those of all its representations, the one without a coding first."""
+    return (entry.etag, _tag_of_coded(entry)) if entry.coding else (entry.etag,)
+
+
 def _check_conditions(request: Request, present: Entry | None) -> None:
     etag = None if present is None else present.etag
-    both = (etag,) if present is None or not present.coding else (etag, _tag_of_coded(present))
+    both = (None,) if present is None else _tags_of(present)
     if_match = tags(request, "if-match")
     if_none_match = tags(request, "if-none-match")
     if (if_match is not None and not any(map(if_match.match_strongly, both))) or (

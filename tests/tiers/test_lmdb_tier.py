@@ -91,6 +91,19 @@ async def test_damaged_or_torn_values_are_counted_misses(
     await tier.aclose()
 
 
+async def test_an_object_that_lies_under_anothers_name_is_a_miss(tmp_path: Path) -> None:
+    await (await filled(tmp_path)).aclose()
+    with lmdb.open(str(tmp_path), max_dbs=2, map_size=2 * BUDGET) as env:
+        for table in (env.open_db(b"head"), env.open_db(b"data")):
+            with env.begin(write=True, db=table) as txn:
+                octets = txn.get(f"{A.scope}\0{A.name}".encode())
+                txn.put(f"{B.scope}\0{B.name}".encode(), octets)
+    tier = opened(tmp_path)
+    assert await tier.get(B) is None and tier.stats().corrupt == 1
+    assert await tier.get(A) == entry(1, 100_000)
+    await tier.aclose()
+
+
 async def test_a_short_value_is_a_miss(tmp_path: Path) -> None:
     await (await filled(tmp_path)).aclose()
     _damage(tmp_path, "data", lambda octets: octets[:-1])

@@ -244,6 +244,19 @@ async def test_what_is_corrupt_is_a_miss_and_counted() -> None:
     await tier.aclose()
 
 
+async def test_what_is_corrupt_does_not_go_down() -> None:
+    """Below it would have a checksum of its own, of the wrong octets."""
+    tier = PinnedTier(2 * cost_bytes(20 * KIB), runtime=no_cuda)
+    below: list[Key] = []
+    tier.on_evicted(lambda key, _: below.append(key))
+    await tier.put(A, entry(1, 20 * KIB), lease_s=0)
+    await tier.put(B, entry(2, 20 * KIB), lease_s=0)
+    tier._arena._memory.write(tier._kept[A].slot.offset + 250, b"\xff")
+    await tier.put(C, entry(3, 40 * KIB), lease_s=0)
+    assert below == [B] and tier.stats().corrupt == 1
+    await tier.aclose()
+
+
 async def test_what_is_evicted_goes_down_as_a_copy(clock: Clock) -> None:
     lower = HostTier(1 << 20, clock=clock)
     tier = PinnedTier(2 * cost_bytes(20 * KIB), runtime=no_cuda, clock=clock)

@@ -327,6 +327,22 @@ async def test_a_long_copy_that_is_overtaken_leaves_nothing(event: str) -> None:
     await tier.aclose()
 
 
+@pytest.mark.usefixtures("small_pieces")
+async def test_no_put_counts_on_the_place_of_one_that_is_being_written() -> None:
+    """It could evict that one, and would have its place no sooner."""
+    tier = PinnedTier(256 * KIB, runtime=no_cuda)
+    task = asyncio.create_task(tier.put(A, entry(1, 150 * KIB), lease_s=0))
+    await asyncio.sleep(0)
+    with pytest.raises(TierFull, match="fit between"):
+        await tier.put(B, entry(2, 200 * KIB), lease_s=0)
+    await task
+    assert await got(tier, A) == entry(1, 150 * KIB).data
+    await tier.put(B, entry(2, 200 * KIB), lease_s=0)
+    assert await got(tier, B) == entry(2, 200 * KIB).data
+    tier.check()
+    await tier.aclose()
+
+
 @pytest.mark.device
 async def test_a_gpu_copies_from_the_arena_and_sees_no_error_of_ours() -> None:
     import torch

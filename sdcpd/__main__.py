@@ -65,9 +65,13 @@ def main(context: click.Context, roles: tuple[str, ...], path: Path, check_confi
 def _check(config: Config, wanted: Sequence[Wanted]) -> None:
     """Look at certificates and model directories too; raises ConfigError."""
     from sdcpd.check import problems_of
+    from sdcpd.config_places import place_problems
     from sdcpd.parts import Instance
 
     found = problems_of(config, [Instance(role, name, unit) for role, name, unit in wanted])
+    here = [role for role in ROLE_NAMES if getattr(config, role) is not None]
+    if not wanted and len(here) == 1:  # of several, nothing tells which are to share a process
+        found += place_problems(config, [Instance(here[0], config.instance_name(None))])
     if found:
         raise ConfigError(found)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sdcpd import settings
 from sdcpd.config import Config
+from sdcpd.config_places import place_problems
 from sdcpd.engine.api import ModelError
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.parts import Instance, Parts, StartError
@@ -17,7 +18,8 @@ MODEL_FILES = ("config.json", "tokenizer.json")
 
 def problems_of(config: Config, instances: list[Instance]) -> list[str]:
     """One sentence for each thing that would keep an instance from starting."""
-    parts, found = Parts(config), []
+    parts = Parts(config)
+    found = list(place_problems(config, instances)) if instances else []
     for instance in instances:
         try:
             identity = parts.identity(instance)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdcpd.config_places import path_problems
 from sdcpd.config_problems import find_line
 from sdcpd.config_tiers import tier_problems
 
@@ -43,7 +45,11 @@ def cross_problems(config: Config, text: str, name: str) -> list[str]:
             f"{at('drafter')}: drafter.model.path is missing; add [drafter.model] with path, "
             'or set kind = "ngram", which needs no model'
         )
-    problems += [f"{at('mlc', 'tiers')}: {text}" for text in tier_problems(config.mlc.tiers)]
+    # As the file has them: filled in for an instance, more of them may be one (check.py).
+    logs = Path(config.mlc.log_path) if config.router else None
+    between = path_problems(config.mlc, Path, logs)
+    tiers = [*tier_problems(config.mlc.tiers), *between]
+    problems += [f"{at('mlc', 'tiers')}: {text}" for text in tiers]
     problems += [f"{at('mlc', *key)}: {text}" for key, text in _etcd_problems(config.mlc)]
     api = config.api
     if api and not api.allow_anonymous and api.keys_file is None and not _loopback(api.listen[0]):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tiers.sizes import LMDB_BYTES_MAX, SIZE_BYTES_MIN
+
 if TYPE_CHECKING:
     from sdcpd.config import TierSection
 
@@ -14,6 +16,8 @@ _OF_S3 = ("bucket", "prefix", "endpoint", "region", *_KEY_FILES)
 
 def tier_problems(tiers: Sequence[TierSection]) -> Iterator[str]:
     """A sentence for each thing that is wrong, which begins with the entry."""
+    if not tiers:
+        yield 'mlc.tiers is empty: give at least { kind = "host", size = "256MiB" }'
     if tiers and (tiers[0].kind == "remote" or [one.kind for one in tiers] == ["s3"]):
         yield (
             f"mlc.tiers[0]: a {tiers[0].kind} tier takes only some objects: put an entry before it,"
@@ -23,6 +27,8 @@ def tier_problems(tiers: Sequence[TierSection]) -> Iterator[str]:
         here = f"mlc.tiers[{index}]"
         if tier.kind == "lmdb" and not tier.path:
             yield f"{here}: an lmdb tier needs a path"
+        if tier.kind == "lmdb" and tier.size > LMDB_BYTES_MAX:
+            yield f"{here}.size: a file of an lmdb tier must be at most 16TiB"
         if tier.kind == "pinned" and tier.path:
             yield f"{here}: a pinned tier is memory and has no path: leave path away"
         if tier.kind == "remote":
@@ -30,6 +36,8 @@ def tier_problems(tiers: Sequence[TierSection]) -> Iterator[str]:
         else:
             if "size" not in tier.model_fields_set:
                 yield f'key "size" is missing in [mlc.tiers.{index}]; add size = "1GiB"'
+            elif tier.size < SIZE_BYTES_MIN:
+                yield f"{here}.size is {tier.size} octets: must be at least 64KiB"
             if tier.base is not None:
                 yield f'{here}: base is of a tier of kind = "remote", this one is "{tier.kind}"'
         if tier.kind == "s3":

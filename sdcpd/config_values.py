@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from sdcpd.protocol.uris import normalize_base_uri
 from sdcpd.units import duration_or_never_s, duration_s, percent, rate_per_s, size_octets
+from tiers.sizes import LMDB_BYTES_MAX
 
 _STANDS_FOR = ("role", "name", "instance")
 
@@ -168,6 +169,12 @@ def _at_least(least: int, text: str) -> Callable[[int], int]:
     return check
 
 
+def _in_a_file(value: int) -> int:
+    if value > LMDB_BYTES_MAX:
+        raise ValueError("must be at most 16TiB")
+    return value
+
+
 def is_name(text: str) -> bool:
     """Whether a text can name an instance: it becomes part of file names and certificates."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text) is not None
@@ -180,7 +187,7 @@ DurationOrNever = Annotated[float | None, BeforeValidator(duration_or_never_s)]
 Size = Annotated[int, BeforeValidator(size_octets), Positive]
 Rate = Annotated[float, BeforeValidator(rate_per_s), Positive]
 ObjectSize = Annotated[Size, AfterValidator(_at_least(64 << 10, "64KiB"))]
-LogSize = Annotated[Size, AfterValidator(_at_least(1 << 20, "1MiB"))]
+LogSize = Annotated[Size, AfterValidator(_at_least(1 << 20, "1MiB")), AfterValidator(_in_a_file)]
 Percent = Annotated[int, BeforeValidator(percent)]
 Share = Annotated[Percent, AfterValidator(_at_least(1, "1%"))]
 Digest = Annotated[bytes | None, BeforeValidator(_digest)]

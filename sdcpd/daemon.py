@@ -13,6 +13,7 @@ from sdcpd import service, settings
 from sdcpd.admin import DrafterAdmin, RouterAdmin, VerifierAdmin
 from sdcpd.admin_logs import LogsAdmin
 from sdcpd.config import Config
+from sdcpd.config_places import place_problems
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.engines import draft_engine, target_engine, text_model
 from sdcpd.metrics import Metrics
@@ -84,6 +85,8 @@ class Daemon:
             service.notify("READY=1")
 
     async def _start_all(self) -> None:
+        if problems := list(place_problems(self._config, self._instances)):
+            raise StartError("; ".join(problems), status=78)
         try:
             objects = await self._stores.objects_tier(self._instances[0])
         except (TierError, IdentityError) as e:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sdcpd.check import problems_of as check_of
 from sdcpd.config import Config, ConfigError, load_config, parse_config
+from sdcpd.config_places import place_problems
+from sdcpd.daemon import Daemon, Instance, StartError
 
 GOOD = """\
 [node]
@@ -32,6 +35,9 @@ id = "spiffe://a.example/x"
 id = "spiffe://a.example/y"
 [api]
 """
+
+
+LMDB = '{ kind = "lmdb", size = "1GiB", path = "%s" }'
 
 
 def problems_of(text: str) -> list[str]:
@@ -155,6 +161,14 @@ def test_an_empty_file_has_every_default() -> None:
         ("mlc", 'tiers = [{ kind = "lmdb", size = "900000000TiB", path = "/x" }]', "must be at most 1024TiB"),
         ("mlc", f'tiers = [{{ kind = "host", size = "{400 * "9"}TiB" }}]', "must be at most 1024TiB"),
         ("mlc", 'tiers = [{ size = "1GiB" }]', 'add kind = "pinned", "host", "lmdb", "remote" or "s3"'),
+        ("mlc", "tiers = []", "mlc.tiers is empty: give at least"),
+        ("mlc", 'tiers = [{ kind = "pinned", size = "1KiB" }]', "mlc.tiers[0].size is 1024 octets: must be at least 64KiB"),
+        ("mlc", 'tiers = [{ kind = "lmdb", size = "17TiB", path = "/x" }]', "must be at most 16TiB"),
+        ("mlc", 'log_size = "17TiB"', "must be at most 16TiB"),
+        ("mlc", f"tiers = [{LMDB % '/a/{name}'}, {LMDB % '/a/b/../{name}'}]", "mlc.tiers[0] and [1] have the same path"),
+        ("mlc", f"tiers = [{LMDB % '/var/lib/sdcpd/{instance}/logs'}]", "are one directory, or one holds the other"),
+        ("mlc", f"tiers = [{LMDB % '/var/lib/sdcpd/{instance}/logs/mlc'}]", "give the tier a directory elsewhere"),
+        ("mlc", f"tiers = [{LMDB % '/var/lib/sdcpd'}]", "give the tier a directory elsewhere"),
         ("mlc.etcd", f'timeout = "{320 * "9"}s"', "must be at most 3650d"),
         ("mlc.etcd", 'password_file = "/a\\u0000"', "holds a NUL character"),
         ("verifier.model", 'path = "/a\\u0000"', "holds a NUL character"),
@@ -400,6 +414,61 @@ def test_check_config_with_a_role_looks_at_certificates_and_models(tmp_path: Pat
     assert done.returncode == 78 and "Traceback" not in done.stderr
     assert "v.crt" in done.stderr or "ca.crt" in done.stderr
     assert f"{tmp_path / 'nowhere'} does not exist" in done.stderr
+
+
+ROUTER = '[router]\nbase_uri = "https://r0.lab:7442/"\nmodel = "/m"\n'
+VERIFIER = '[verifier]\nbase_uri = "https://r0.lab:7443/"\nrouter = "https://r0.lab:7442/"\n'
+REMOTE = '[mlc]\ntiers = [{ kind = "host", size = "1MiB" }, { kind = "remote", base = "%s" }]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "role", "says"),
+    [
+        (ROUTER + REMOTE % "https://R0.lab:7442", "router-r0", "which is router r0 itself"),
+        (
+            ROUTER + f"[mlc]\nlog_path = '/l/router-r0'\ntiers = [{LMDB % '/l/{instance}/mlc'}]\n",
+            "router-r0",
+            "are one directory, or one holds the other",
+        ),
+        (
+            ROUTER + f"[mlc]\ntiers = [{LMDB % '/c/{role}'}, {LMDB % '/c/router'}]\n",
+            "router-r0",
+            "have the same path /c/router",
+        ),
+        (
+            ROUTER + '[mlc]\ntiers = [{ kind = "pinned", size = "1000TiB" }]\n',
+            "router-r0",
+            "pinned tiers take their memory at the start",
+        ),
+    ],
+)
+async def test_what_an_instance_may_not_share_is_told_by_check_and_start(
+    text: str, role: str, says: str
+) -> None:
+    config = parse_config(text, name="f.toml")
+    kind, _, name = role.partition("-")
+    instances = [Instance(kind, name, role)]
+    assert any(says in problem for problem in check_of(config, instances))
+    with pytest.raises(StartError, match=says) as caught:
+        await Daemon(config, instances).run()
+    assert caught.value.status == 78
+
+
+def test_a_verifier_may_use_the_cache_of_the_router_of_the_same_file() -> None:
+    model = '[verifier.model]\npath = "/m"\n'
+    text = ROUTER + VERIFIER + model + REMOTE % "https://r0.lab:7442/"
+    config = parse_config(text, name="f.toml")
+    assert not list(place_problems(config, [Instance("verifier", "v0")]))
+    both = [Instance("verifier", "v0"), Instance("router", "r0")]
+    (problem,) = place_problems(config, both)
+    assert "which is router r0 itself" in problem
+
+
+def test_the_one_role_of_a_file_is_checked_without_being_named(tmp_path: Path) -> None:
+    path = tmp_path / "sdcpd.toml"
+    path.write_text(ROUTER + REMOTE % "https://r0.lab:7442/")
+    done = sdcpd("--check-config", "-c", path)
+    assert done.returncode == 78 and "itself: take the entry away" in done.stderr
 
 
 @pytest.mark.parametrize(

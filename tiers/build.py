@@ -17,6 +17,7 @@ from tiers.lmdb_tier import LmdbTier
 from tiers.pinned import PinnedTier
 from tiers.remote import RemoteTier
 from tiers.s3_place import S3Place
+from tiers.sizes import SIZE_BYTES_MIN
 from tiers.stack import TierStack
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ __all__ = [
     "open_logs",
 ]
 
-SIZE_BYTES_MIN = 64 * 1024
 KINDS = ("pinned", "host", "lmdb", "remote", "s3")
 
 

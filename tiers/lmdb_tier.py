@@ -21,13 +21,12 @@ from tiers.api import Entry, Key, TierFull, TierStats
 from tiers.folder import Folder, boot_id
 from tiers.ledger import Ledger, Victim
 from tiers.lmdb_objects import Objects, Remove, Store, Tick, Torn
+from tiers.sizes import LMDB_MAP_FACTOR
 from tiers.writer import GroupWriter
 
 READERS = 4
 PAGE_BYTES = 4096
 OBJECT_BYTES = 512  # header row, account, and its share of inner pages
-# Pages of evicted objects are free only two transactions later, and values need adjacent pages.
-MAP_FACTOR = 2
 MAP_BYTES_MIN = 1 << 20
 
 _Op = Store | Remove | Tick
@@ -69,7 +68,7 @@ class LmdbTier:
         try:
             self._objects = Objects(
                 self._folder,
-                map_bytes=map_bytes or max(MAP_FACTOR * size_bytes, MAP_BYTES_MIN),
+                map_bytes=map_bytes or max(LMDB_MAP_FACTOR * size_bytes, MAP_BYTES_MIN),
                 boot=self._boot,
             )
             self._load()

@@ -82,7 +82,14 @@ class ObjectResource:
         if entry.coding and field(request, "range") is None and accepts(request, entry.coding):
             data, etag = entry.data, _tag_of_coded(entry)
             vary = (("content-encoding", entry.coding), *vary)
-            return representation(request, data, etag=etag, media_type=entry.media_type, extra=vary)
+            return representation(
+                request,
+                data,
+                etag=etag,
+                media_type=entry.media_type,
+                extra=vary,
+                others=_tags_of(entry),
+            )
         size_bytes = dense_bytes(entry) if request.method == "HEAD" else None
         known = size_bytes is not None or not entry.coding
         return representation(
@@ -92,6 +99,7 @@ class ObjectResource:
             media_type=entry.media_type,
             extra=vary,
             size_bytes=size_bytes,
+            others=_tags_of(entry),
         )
 
     async def _put(self, key: Key, request: Request) -> Response:
@@ -193,9 +201,14 @@ def _tag_of_coded(entry: Entry) -> str:
     return f'{entry.etag[:-1]}-{entry.coding}"'
 
 
+def _tags_of(entry: Entry) -> tuple[str, ...]:
+    """Those of all its representations, the one without a coding first."""
+    return (entry.etag, _tag_of_coded(entry)) if entry.coding else (entry.etag,)
+
+
 def _check_conditions(request: Request, present: Entry | None) -> None:
     etag = None if present is None else present.etag
-    both = (etag,) if present is None or not present.coding else (etag, _tag_of_coded(present))
+    both = (None,) if present is None else _tags_of(present)
     if_match = tags(request, "if-match")
     if_none_match = tags(request, "if-none-match")
     if (if_match is not None and not any(map(if_match.match_strongly, both))) or (

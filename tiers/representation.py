@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sdcpd.protocol.problems import PreconditionFailed
 from sdcpd.transport.http import Headers, Request, Response
 from tiers.api import Octets
@@ -16,13 +18,15 @@ def representation(
     media_type: str,
     extra: Headers = (),
     size_bytes: int | None = None,
+    others: Collection[str] = (),
 ) -> Response:
     """Answer 200, 206 or 304; raises PreconditionFailed, RangeNotSatisfiable or Malformed.
 
-    `size_bytes` is that of the content where an answer to HEAD is made without it.
+    `size_bytes` is that of the content where an answer to HEAD is made without it; `others` are
+    tags of other representations of the same, which satisfy If-Match as well.
     """
     common: Headers = (("etag", etag), ("accept-ranges", "bytes"), *extra)
-    early = conditional(request, etag, common)
+    early = conditional(request, etag, common, others=others)
     if early is not None:
         return early
     common = (("content-type", media_type), *common)
@@ -42,10 +46,15 @@ def representation(
     )
 
 
-def conditional(request: Request, etag: str, common: Headers) -> Response | None:
-    """Answer 304 if the client has it already; raises PreconditionFailed (RFC 9110 13.2.2)."""
+def conditional(
+    request: Request, etag: str, common: Headers, *, others: Collection[str] = ()
+) -> Response | None:
+    """Answer 304 if the client has it already; raises PreconditionFailed (RFC 9110 13.2.2).
+
+    `others` as in `representation`.
+    """
     if_match = tags(request, "if-match")
-    if if_match is not None and not if_match.match_strongly(etag):
+    if if_match is not None and not any(map(if_match.match_strongly, (etag, *others))):
         raise PreconditionFailed("the entity tag is another", headers={"etag": etag})
     if_none_match = tags(request, "if-none-match")
     if if_none_match is not None and if_none_match.match_weakly(etag):

@@ -113,10 +113,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return model, directory
 
 
-def drafter_of(directory: Path) -> ModelDrafter:
+def drafter_of(directory: Path, *, model: bytes = b"m", fingerprint: str = "here") -> ModelDrafter:
     """A drafter with a directory's weights; its digests are made up."""
     runner = runner_of(directory)
-    info = EngineInfo("tiny", b"m", b"t", runner.model.config.vocab, 512, "here", True)
+    info = EngineInfo("tiny", model, b"t", runner.model.config.vocab, 512, fingerprint, True)
     return ModelDrafter(runner, info, kv_octets_max=1 << 30)
 
 

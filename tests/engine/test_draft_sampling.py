@@ -27,6 +27,20 @@ async def drafter(tiny: tuple[Any, Path]) -> AsyncIterator[ModelDrafter]:
     await made.aclose()
 
 
+async def test_what_names_a_drafters_kv_tells_model_and_machine_apart(
+    drafter: ModelDrafter, tiny: tuple[Any, Path]
+) -> None:
+    others = [
+        drafter_of(tiny[1], fingerprint="elsewhere"),
+        drafter_of(tiny[1], model=b"another"),
+        drafter_of(tiny[1]),
+    ]
+    names = [one.kv_fingerprint for one in (drafter, *others)]
+    for one in others:
+        await one.aclose()
+    assert len(set(names)) == 3 and names[0] == names[3]
+
+
 async def drawn(drafter: ModelDrafter, rounds: int, **profile: int) -> Drawn:
     """(row, token, session, position) of proposals of many sessions after one prefix."""
     sessions = [index.to_bytes(16, "big") for index in range(rounds)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,71 @@ async def test_a_restart_finds_it_on_the_disk(tmp_path: Path) -> None:
     await served(wire)
     assert wire.verifier.counts["kv_tokens_reused"] == 192
     await second.aclose()
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What the costs are learned from: what was done with how many tokens."""
+    seen: list[tuple[str, int]] = []
+    for what in ("fetched", "computed"):
+        note = partial(lambda what, tokens, _: seen.append((what, tokens)), what)
+        monkeypatch.setattr(KvCost, what, lambda _, *counted, note=note: note(*counted))
+    return seen
+
+
+async def test_a_verifier_learns_what_fetching_and_computing_take(
+    measured: list[tuple[str, int]],
+) -> None:
+    tier = HostTier(1 << 20)
+    await served(wire_with(tier))
+    assert measured == [("fetched", 0), ("computed", 200)]
+    measured.clear()
+    await served(wire_with(tier))
+    assert measured == [("fetched", 192), ("computed", 8)]
+
+
+@pytest.fixture
+def looked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each text had of which blocks were looked for."""
+    lengths: list[int] = []
+
+    async def find(_: PrefixKv, tokens: Sequence[int], scope: bytes | None) -> list[bytes]:
+        lengths.append(len(tokens))
+        return []
+
+    monkeypatch.setattr(PrefixKv, "find", find)
+    return lengths
+
+
+async def test_a_verifier_looks_for_nothing_of_a_text_without_a_prompt(
+    looked_for: list[int],
+) -> None:
+    """Such a text is computed after a token that is not in it: its tokens' blocks are others'."""
+    tier = HostTier(1 << 20)
+    await served(wire_with(tier), ())
+    assert looked_for == []
+    await served(wire_with(tier))
+    assert looked_for == [200]
+
+
+async def test_a_drafter_looks_for_nothing_of_a_text_without_a_prompt(
+    looked_for: list[int],
+) -> None:
+    async with cluster() as c:
+        await c.ready()
+        await c.text(())
+        assert looked_for == []
+        await c.text(PROMPT)
+        assert looked_for == [200, 200], "by the verifier and by the drafter"
+
+
+async def test_nothing_is_kept_of_a_text_without_a_prompt() -> None:
+    tier = HostTier(1 << 20)
+    wire = wire_with(tier, max_new=140)
+    text = await served(wire, ())
+    while len(text) < 140:
+        text += verdict_of(await wire.propose(wire.good(3))).emitted
+    assert await kept_by(tier) == 0
 
 
 async def test_a_tier_that_is_full_of_leases_disturbs_nobody() -> None:

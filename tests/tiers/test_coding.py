@@ -120,6 +120,11 @@ async def test_conditions_know_both_tags(mlc: Mlc) -> None:
     assert await mlc.status("GET", PATH, accept_encoding="zstd", if_none_match=coded) == 304
     assert await mlc.status("GET", PATH, accept_encoding="zstd", if_none_match=dense) == 200
     assert await mlc.status("GET", PATH, if_none_match=dense) == 304
+    for method in ("GET", "HEAD"):
+        for accepted in ("zstd", "identity"):
+            for tag, status in ((dense, 200), (coded, 200), ('"x"', 412), (f"W/{dense}", 412)):
+                fields = {"accept_encoding": accepted, "if_match": tag}
+                assert await mlc.status(method, PATH, **fields) == status
     assert await mlc.status("PUT", PATH, ROWS, if_match=coded) == 204
     assert await mlc.status("DELETE", PATH, if_match=coded) == 204
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import lmdb
@@ -88,6 +89,19 @@ async def test_damaged_or_torn_values_are_counted_misses(
     assert (tier.stats().corrupt, tier.stats().objects) == (0 if where == 9 else 1, 1)
     await tier.put(A, entry(3, 5), lease_s=0)
     assert await tier.get(A) == entry(3, 5)
+    await tier.aclose()
+
+
+async def test_an_object_that_lies_under_anothers_name_is_a_miss(tmp_path: Path) -> None:
+    await (await filled(tmp_path)).aclose()
+    with lmdb.open(str(tmp_path), max_dbs=2, map_size=2 * BUDGET) as env:
+        for table in (env.open_db(b"head"), env.open_db(b"data")):
+            with env.begin(write=True, db=table) as txn:
+                octets = txn.get(f"{A.scope}\0{A.name}".encode())
+                txn.put(f"{B.scope}\0{B.name}".encode(), octets)
+    tier = opened(tmp_path)
+    assert await tier.get(B) is None and tier.stats().corrupt == 1
+    assert await tier.get(A) == entry(1, 100_000)
     await tier.aclose()
 
 
@@ -179,6 +193,20 @@ async def test_a_put_that_is_cancelled_is_stored_before_the_tier_closes(tmp_path
     await tier.aclose()
 
 
+async def test_a_tier_that_closes_waits_for_puts_that_are_tried_again(tmp_path: Path) -> None:
+    tier = LmdbTier(tmp_path, BUDGET, map_bytes=400_000)
+    task = asyncio.create_task(tier.put(A, entry(1, 500_000), lease_s=0))
+    await asyncio.sleep(0)
+    task.cancel()
+    (put,) = tier._puts
+    await tier.aclose()
+    assert put.done() and put.result() is False
+    tier = opened(tmp_path)
+    assert tier.stats().objects == 0
+    tier.check()
+    await tier.aclose()
+
+
 async def test_what_the_file_has_lost_goes_from_the_books_with_the_next_read(
     tmp_path: Path,
 ) -> None:
@@ -191,11 +219,22 @@ async def test_what_the_file_has_lost_goes_from_the_books_with_the_next_read(
     await tier.aclose()
 
 
-async def test_a_read_before_the_object_is_written_leaves_it_on_the_books(tmp_path: Path) -> None:
-    tier = opened(tmp_path)
+async def test_a_read_before_the_object_is_written_leaves_it_on_the_books(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, may_write = opened(tmp_path), threading.Event()
+    apply = tier._objects._apply
+
+    def later(txn: lmdb.Transaction, op: Store | Remove | Tick) -> None:
+        assert may_write.wait(5)
+        apply(txn, op)
+
+    monkeypatch.setattr(tier._objects, "_apply", later)
     task = asyncio.create_task(tier.put(A, entry(1, 100_000), lease_s=0))
     await asyncio.sleep(0)
-    assert await asyncio.gather(tier.get(A), task)
+    assert await tier.get(A) is None and await tier.holds(A)
+    may_write.set()
+    await task
     assert await tier.get(A) == entry(1, 100_000)
     tier.check()
     await tier.aclose()

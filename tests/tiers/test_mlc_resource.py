@@ -17,7 +17,7 @@ from sdcpd.protocol.limits import BODY_BYTES_MAX
 from sdcpd.protocol.problems import Forbidden, Problem, to_json
 from sdcpd.transport.http import Request, Response
 from tests.kit.tier_contract import Clock
-from tiers.api import LogStore, Tier
+from tiers.api import Key, LogStore, Tier
 from tiers.build import open_logs
 from tiers.host import HostTier
 from tiers.lmdb_log import LmdbLogStore
@@ -108,6 +108,23 @@ def mlc(logs: LmdbLogStore, clock: Clock) -> Mlc:
 
 
 # Objects.
+
+
+class Forgetful(HostTier):
+    """Loses what is to be leased again, as one whose lease has just ended is lost."""
+
+    async def renew(self, key: Key, lease_s: float) -> bool:
+        await self.delete(key)
+        return False
+
+
+async def test_dm10_what_went_while_it_was_put_again_is_stored_with_its_lease() -> None:
+    tier = Forgetful(64 * 1024)
+    mlc = Mlc(tier, None)
+    assert await mlc.status("PUT", OBJECT, b"rows") == 201
+    assert await mlc.status("PUT", OBJECT, b"rows", sdcp_lease=60_000) == 204
+    assert (await mlc("GET", OBJECT)).body == b"rows"
+    assert tier.stats().leased_bytes > 0
 
 
 async def test_nothing_is_served_beside_the_base(mlc: Mlc) -> None:

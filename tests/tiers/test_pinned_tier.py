@@ -244,6 +244,19 @@ async def test_what_is_corrupt_is_a_miss_and_counted() -> None:
     await tier.aclose()
 
 
+async def test_what_is_corrupt_does_not_go_down() -> None:
+    """Below it would have a checksum of its own, of the wrong octets."""
+    tier = PinnedTier(2 * cost_bytes(20 * KIB), runtime=no_cuda)
+    below: list[Key] = []
+    tier.on_evicted(lambda key, _: below.append(key))
+    await tier.put(A, entry(1, 20 * KIB), lease_s=0)
+    await tier.put(B, entry(2, 20 * KIB), lease_s=0)
+    tier._arena._memory.write(tier._kept[A].slot.offset + 250, b"\xff")
+    await tier.put(C, entry(3, 40 * KIB), lease_s=0)
+    assert below == [B] and tier.stats().corrupt == 1
+    await tier.aclose()
+
+
 async def test_what_is_evicted_goes_down_as_a_copy(clock: Clock) -> None:
     lower = HostTier(1 << 20, clock=clock)
     tier = PinnedTier(2 * cost_bytes(20 * KIB), runtime=no_cuda, clock=clock)
@@ -312,6 +325,22 @@ async def test_a_long_copy_that_is_overtaken_leaves_nothing(event: str) -> None:
     await asyncio.sleep(0)  # the loop forgets what it called last
     gc.collect()
     assert tier._arena.held_bytes() == (0 if expected is None else 256)
+    await tier.aclose()
+
+
+@pytest.mark.usefixtures("small_pieces")
+async def test_no_put_counts_on_the_place_of_one_that_is_being_written() -> None:
+    """It could evict that one, and would have its place no sooner."""
+    tier = PinnedTier(256 * KIB, runtime=no_cuda)
+    task = asyncio.create_task(tier.put(A, entry(1, 150 * KIB), lease_s=0))
+    await asyncio.sleep(0)
+    with pytest.raises(TierFull, match="fit between"):
+        await tier.put(B, entry(2, 200 * KIB), lease_s=0)
+    await task
+    assert await got(tier, A) == entry(1, 150 * KIB).data
+    await tier.put(B, entry(2, 200 * KIB), lease_s=0)
+    assert await got(tier, B) == entry(2, 200 * KIB).data
+    tier.check()
     await tier.aclose()
 
 

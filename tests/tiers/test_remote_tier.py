@@ -127,6 +127,18 @@ async def test_octets_that_are_not_those_of_the_tag_are_a_miss() -> None:
     assert tier.stats().corrupt == 1
 
 
+async def test_another_object_than_the_one_that_was_put_is_a_miss() -> None:
+    """Whole, and of its own tag, but not what the key holds as far as this process knows."""
+    far = Far(HostTier(1 << 20))
+    tier = far.tier()
+    await tier.put(KV, entry(1, SIZE), lease_s=0)
+    other = entry(2, SIZE)
+    far.answer = Response(200, (("etag", other.etag),), bytes(other.data))
+    assert await tier.get(KV) is None
+    far.answer = None
+    assert await tier.get(KV) == entry(1, SIZE)
+
+
 @pytest.mark.parametrize("status", [403, 412, 413, 507, 500, 503])
 async def test_a_refusal_is_no_room(status: int) -> None:
     far = Far(HostTier(1 << 20))

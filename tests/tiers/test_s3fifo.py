@@ -51,6 +51,35 @@ def test_uses_earn_rounds_in_the_main_queue_and_no_more_than_a_few() -> None:
     assert order.evict() == key(1) and order.evict() == key(0)
 
 
+def test_what_sends_another_ahead_keeps_its_place() -> None:
+    order = S3Fifo(4)
+    for number in range(3):
+        order.add(key(number), 1)
+        order.evict()
+        order.add(key(number), 1)  # all are in the main queue now
+    instead = {key(0): key(2)}
+    assert order.evict(lambda one: instead.get(one, one)) == key(2)
+    assert [order.evict() for _ in range(3)] == [key(0), key(1), None]
+
+
+def test_what_was_spared_keeps_its_uses() -> None:
+    """What an object continues is passed over while room is made for it, and is no less wanted."""
+    ledger = Ledger(10, clock=Clock())
+    first, after, other, new = key(0), key(1), key(2), key(3)
+    ledger.add(first, 1, lease_s=0)
+    ledger.touch(first)
+    ledger.touch(first)
+    for number, size_bytes in ((10, 4), (11, 4), (12, 1)):
+        ledger.add(key(number), size_bytes, lease_s=0)
+    ledger.add(after, 9, lease_s=0, after=first.name)
+    assert first in ledger and len(ledger) == 2
+    ledger.remove(after)
+    ledger.add(other, 9, lease_s=0)
+    ledger.add(new, 1, lease_s=0)
+    assert first in ledger and other not in ledger
+    ledger.check()
+
+
 def test_a_scan_does_not_push_out_what_is_used() -> None:
     """As in a cache of prompts: each scanned block is used once, a few prefixes again and again."""
     ledger = Ledger(SLOTS, clock=Clock())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.tier_contract import Clock, entry
-from tiers.api import Key, TierError, TierFull
+from tiers.api import Entry, Key, TierError, TierFull
 from tiers.build import S3Place, TierSpec, build_objects
 from tiers.host import OBJECT_BYTES, HostTier
 from tiers.lmdb_tier import LmdbTier
@@ -82,6 +82,34 @@ async def test_a_new_version_or_a_deletion_leaves_no_old_copy_anywhere(clock: Cl
     await stack.delete(A)
     await stack.settled()
     assert await stack.get(A) is None and not await below.holds(A)
+
+
+class Gated(HostTier):
+    """Takes an object when it may."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(4 * SLOT, clock=clock)
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+
+    async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
+        self.asked.set()
+        await self.may.wait()
+        await super().put(key, entry, lease_s=lease_s)
+
+
+async def test_a_deletion_waits_for_what_is_being_handed_down(clock: Clock) -> None:
+    """Else the old copy would come to lie below after it, and be found again."""
+    below = Gated(clock)
+    stack = TierStack([HostTier(SLOT, clock=clock), below])
+    await stack.put(A, entry(1, 1000), lease_s=0)
+    await stack.put(B, entry(2, 1000), lease_s=0)
+    await below.asked.wait()
+    deletion = asyncio.create_task(stack.delete(A))
+    await asyncio.sleep(0)
+    assert not deletion.done()
+    below.may.set()
+    await asyncio.gather(deletion, stack.settled())
+    assert not await below.holds(A) and await stack.get(A) is None
 
 
 async def test_the_queue_downwards_is_bounded_and_counts_what_it_drops(clock: Clock) -> None:

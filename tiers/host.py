@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tiers.api import Entry, Key, TierStats
 from tiers.checksum import checksum, told
-from tiers.ledger import Ledger
+from tiers.ledger import Ledger, Victim
 
 # What an object costs beside its octets (dictionaries, account, names), so that very many very
 # small ones count as what they are.
 OBJECT_BYTES = 1024
+EVICTED_AT_ONCE = 256  # some milliseconds of work
 
 Evicted = Callable[[Key, Entry], None]
 
@@ -55,14 +57,28 @@ class HostTier:
 
     async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
         known = told(entry) or await checksum(entry.data)
-        admission = self._ledger.add(
-            key, len(entry.data) + OBJECT_BYTES, lease_s=lease_s, after=entry.after
-        )
+        cost_bytes = len(entry.data) + OBJECT_BYTES
+        await self._make_room(key, cost_bytes, entry.after)
+        admission = self._ledger.add(key, cost_bytes, lease_s=lease_s, after=entry.after)
         if not isinstance(entry.data, bytes):
             # A view would hold the memory of the tier that it is of.
             entry = replace(entry, data=bytes(entry.data))
         self._entries[key], self._checksums[key] = entry, known
-        for victim in admission.victims:
+        self._hand_down(admission.victims)
+
+    async def _make_room(self, key: Key, cost_bytes: int, after: str) -> None:
+        """Evict the most of very many small objects, and let others have their turn between."""
+        count = EVICTED_AT_ONCE
+        while count == EVICTED_AT_ONCE:
+            victims = self._ledger.make_room(
+                key, cost_bytes, after=after, objects_max=EVICTED_AT_ONCE
+            )
+            self._hand_down(victims)
+            if (count := len(victims)) == EVICTED_AT_ONCE:
+                await asyncio.sleep(0)
+
+    def _hand_down(self, victims: Sequence[Victim]) -> None:
+        for victim in victims:
             self._evicted += 1
             gone = self._entries.pop(victim.key)
             del self._checksums[victim.key]

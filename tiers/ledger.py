@@ -108,12 +108,10 @@ class Ledger:
 
         `after` as in Entry; `generation` is given for what an earlier run left.
         """
-        self._lapse()
         before = Key(key.scope, after) if after not in ("", key.name) else None
         self._check_room(key, size_bytes, before)
         self.remove(key)
-        victims = self._shed_of_scope(key.scope, size_bytes, before)
-        victims += self.shed(size_bytes - (self.size_bytes - self.used_bytes), sparing=before)
+        victims = self._make_room(key.scope, size_bytes, before, math.inf)
         self._generation = max(self._generation + 1, generation or 0)
         number = generation or self._generation
         self._accounts[key] = _Account(size_bytes, number)
@@ -125,14 +123,33 @@ class Ledger:
             self.renew(key, lease_s)
         return Admission(number, victims)
 
-    def shed(self, size_bytes: int, *, sparing: Key | None = None) -> tuple[Victim, ...]:
+    def make_room(
+        self, key: Key, size_bytes: int, *, after: str = "", objects_max: int
+    ) -> tuple[Victim, ...]:
+        """Evict as `add` would for an object, but not more than so many at a time.
+
+        Where fewer went, `add` finds its room. Raises TierFull, and has evicted nothing then.
+        """
+        before = Key(key.scope, after) if after not in ("", key.name) else None
+        self._check_room(key, size_bytes, before)
+        old = self._accounts.get(key)
+        missing_bytes = size_bytes - (old.size_bytes if old else 0)
+        return self._make_room(key.scope, missing_bytes, before, objects_max)
+
+    def shed(
+        self, size_bytes: int, *, sparing: Key | None = None, count_max: float = math.inf
+    ) -> tuple[Victim, ...]:
         """Take objects without a lease off the books until that many bytes were, or none is left.
 
         `sparing` is what the room is made for, or what that continues: it stays, and all before it.
+        `count_max` bounds how many go.
         """
         self._lapse()
-        victims, spared = [], []
-        while size_bytes > 0 and (key := self._idle.evict(self._chains.last)) is not None:
+        victims: list[Victim] = []
+        spared = []
+        while size_bytes > 0 and len(victims) < count_max:
+            if (key := self._idle.evict(self._chains.last)) is None:
+                break
             # Of a chain the end comes first, so what is spared comes in this order.
             if key == sparing:
                 self._scopes.set_aside(key)
@@ -200,6 +217,7 @@ class Ledger:
 
     def _check_room(self, key: Key, size_bytes: int, before: Key | None) -> None:
         """Raise TierFull where an object doesn't fit, though all went that may go for it."""
+        self._lapse()
         old = self._accounts.get(key)
         back_bytes = old.size_bytes if old and old.deadline is not None else 0
         idle_bytes = self.used_bytes - self._leased_bytes
@@ -212,12 +230,23 @@ class Ledger:
         if size_bytes > scope_bytes:
             raise TierFull(f"{size_bytes} octets asked, {scope_bytes:.0f} left to the scope")
 
+    def _make_room(
+        self, scope: str, size_bytes: int, before: Key | None, count_max: float
+    ) -> tuple[Victim, ...]:
+        victims = self._shed_of_scope(scope, size_bytes, before, count_max)
+        missing_bytes = size_bytes - (self.size_bytes - self.used_bytes)
+        left = count_max - len(victims)
+        return victims + self.shed(missing_bytes, sparing=before, count_max=left)
+
     def _shed_of_scope(
-        self, scope: str, size_bytes: int, sparing: Key | None
+        self, scope: str, size_bytes: int, sparing: Key | None, count_max: float
     ) -> tuple[Victim, ...]:
         """Make room for so much more of a scope, among what is its own."""
-        victims, spared = [], []
-        while (key := self._scopes.next_over(scope, size_bytes)) is not None:
+        victims: list[Victim] = []
+        spared = []
+        while len(victims) < count_max:
+            if (key := self._scopes.next_over(scope, size_bytes)) is None:
+                break
             key = self._chains.last(key)
             if key == sparing:
                 self._idle.remove(key)

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import xxhash
 
@@ -20,7 +21,7 @@ from tiers.arena import CHUNK_BYTES, Arena, Slot
 from tiers.arena_slots import rounded
 from tiers.checksum import checksum, pieces, told
 from tiers.cuda_memory import Registration, Runtime, TorchRuntime
-from tiers.host import Evicted
+from tiers.host import EVICTED_AT_ONCE, Evicted
 from tiers.ledger import Ledger, Victim
 
 OBJECT_BYTES = 512  # what an object costs beside its slot, as in the tier of plain memory
@@ -170,13 +171,18 @@ class PinnedTier:
         if not self._arena.could_take(size_bytes, self._clock(), replaced=replaced):
             raise TierFull(f"what stays lies so that no {size_bytes} octets fit between")
         del old, replaced
-        admission = self._ledger.add(
-            key, cost_bytes(size_bytes), lease_s=lease_s, after=entry.after
+        cost = cost_bytes(size_bytes)
+        room = partial(
+            self._ledger.make_room, key, cost, after=entry.after, objects_max=EVICTED_AT_ONCE
         )
+        while len(victims := room()) == EVICTED_AT_ONCE:
+            await self._hand_down(victims)
+        victims = tuple(one for one in victims if one.key != key)  # that version is replaced
+        admission = self._ledger.add(key, cost, lease_s=lease_s, after=entry.after)
         self._forget(key)
         self._slotless[key] = self._clock() + lease_s
         try:
-            await self._hand_down(admission.victims)
+            await self._hand_down(victims + admission.victims)
             slot = await self._slot(key, size_bytes, admission.generation)
         except BaseException:
             if self._ledger.generation(key) == admission.generation:

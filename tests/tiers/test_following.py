@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.kit.tier_contract import entry
 from tiers.api import Entry, Key, Tier, TierFull
-from tiers.host import OBJECT_BYTES, HostTier
+from tiers.host import EVICTED_AT_ONCE, OBJECT_BYTES, HostTier
 from tiers.lmdb_tier import LmdbTier, cost_bytes
 from tiers.stack import TierStack
 
@@ -158,3 +159,25 @@ async def test_no_block_is_left_without_its_beginning(seed: int) -> None:
     alone = [n for n in names if len(n) > 1 and await tier.holds(key(n))]
     orphans = [name for name in alone if not await tier.holds(key(name[:-1]))]
     assert len(alone) > 9 and not orphans
+
+
+async def test_many_small_ones_go_in_turns_with_others() -> None:
+    """A large write to a tier full of small objects must not hold the process up."""
+    count = 10 * EVICTED_AT_ONCE
+    tier = HostTier(count * (1 + OBJECT_BYTES))
+    for number in range(count):
+        await tier.put(Key("s", str(number)), entry(1, 1), lease_s=0)
+    turns, over = 0, False
+
+    async def others() -> None:
+        nonlocal turns
+        while not over:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await tier.put(Key("s", "large"), entry(1, (count - 2) * (1 + OBJECT_BYTES)), lease_s=0)
+    over = True
+    await beside
+    tier.check()
+    assert turns >= 9 and await tier.holds(Key("s", "large"))

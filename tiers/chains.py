@@ -1,7 +1,7 @@
 """What continues what among a tier's objects: a suffix is worth nothing without its beginning.
 
-Every step here is of constant cost, but for a walk to the end of a chain that is remembered: who
-evicts a whole chain, or adds to its end again and again, goes each link once.
+The walk to the end of a chain is remembered, so that who evicts all of one goes each link once. The
+walk to its beginning is bounded, and made only where there is no room.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ from itertools import islice
 
 from tiers.api import Key
 
-_PATHS_MAX = 8  # chains that are being evicted at a time
+_PATHS_MAX = 32  # chains that are being evicted at a time
+_REMEMBERED_MAX = 1 << 18  # links of all of them together
+_BEGINNING_MAX = 4096  # links that stay for what continues them; 262,144 tokens of KV
 _FOLLOWERS_MAX = 64  # that are looked at: all of them may be leased
-_Path = dict[Key, None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """The way from a key to the end of what continues it, without the key."""
+
+    links: list[Key]
+    seen: set[Key]
 
 
 @dataclass(slots=True)
 class _Link:
     before: Key | None
     """What it continues, whether that is here or not."""
-    chain_bytes: int
-    """Of the object and all before it that were here when it came."""
 
 
 @dataclass(slots=True)
@@ -35,9 +42,9 @@ class Chains:
     _followers: dict[Key, OrderedDict[Key, None]] = field(default_factory=dict)
     _paths: OrderedDict[Key, _Path] = field(default_factory=OrderedDict)
 
-    def add(self, key: Key, before: Key | None, size_bytes: int) -> None:
+    def add(self, key: Key, before: Key | None) -> None:
         """Enter an object that continues another one, or none."""
-        self._links[key] = _Link(before, size_bytes + self.chain_bytes(before))
+        self._links[key] = _Link(before)
         if before is not None:
             self._followers.setdefault(before, OrderedDict())[key] = None
 
@@ -51,28 +58,36 @@ class Chains:
         if not followers:
             del self._followers[before]
 
-    def before(self, key: Key) -> Key | None:
-        """What an object that is here continues, if that is here too."""
-        link = self._links.get(key)
-        return link.before if link is not None and link.before in self._links else None
+    def beginning(self, key: Key | None, but: Key) -> set[Key]:
+        """An object and what it continues, all the way, as far as it is here.
 
-    def chain_bytes(self, key: Key | None) -> int:
-        """Of an object and all before it; 0 where there is no such object."""
-        link = None if key is None else self._links.get(key)
-        return 0 if link is None else link.chain_bytes
+        `but` ends it; so does its length, which is that of the longest texts that models take.
+        """
+        found: set[Key] = set()
+        while key is not None and key != but and key not in found and len(found) < _BEGINNING_MAX:
+            link = self._links.get(key)
+            if link is None:
+                break
+            found.add(key)
+            key = link.before
+        return found
 
     def last(self, key: Key) -> Key:
         """The end of what continues an object and may go; the object itself if nothing does."""
-        path = self._paths.pop(key, None) or {key: None}
-        end = next(reversed(path))
-        while end != key and not self.is_idle(end):  # it has gone, or is leased
-            del path[end]
-            end = next(reversed(path))
-        while (follower := self._idle_follower(end)) is not None and follower not in path:
-            path[follower] = None
+        path = self._paths.pop(key, None) or _Path([], set())
+        while path.links and not self.is_idle(path.links[-1]):  # it has gone, or is leased
+            path.seen.discard(path.links.pop())
+        end = path.links[-1] if path.links else key
+        while (follower := self._idle_follower(end)) is not None:
+            if follower == key or follower in path.seen:
+                break  # a circle
+            path.links.append(follower)
+            path.seen.add(follower)
             end = follower
-        if end != key:
+        if path.links:
             self._paths[key] = path
+            while sum(len(one.links) for one in self._paths.values()) > _REMEMBERED_MAX:
+                self._paths.popitem(last=False)
             if len(self._paths) > _PATHS_MAX:
                 self._paths.popitem(last=False)
         return end

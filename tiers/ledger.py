@@ -7,7 +7,7 @@ used = sum over all accounts; leased = sum over those with a deadline; idle are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -109,13 +109,13 @@ class Ledger:
         `after` as in Entry; `generation` is given for what an earlier run left.
         """
         before = Key(key.scope, after) if after not in ("", key.name) else None
-        self._check_room(key, size_bytes, before)
+        spared = self._check_room(key, size_bytes, before)
         self.remove(key)
-        victims = self._make_room(key.scope, size_bytes, before, math.inf)
+        victims = self._make_room(key.scope, size_bytes, spared, math.inf)
         self._generation = max(self._generation + 1, generation or 0)
         number = generation or self._generation
         self._accounts[key] = _Account(size_bytes, number)
-        self._chains.add(key, before, size_bytes)
+        self._chains.add(key, before)
         self._idle.add(key, size_bytes)
         self._scopes.add(key, size_bytes)
         self.used_bytes += size_bytes
@@ -131,18 +131,21 @@ class Ledger:
         Where fewer went, `add` finds its room. Raises TierFull, and has evicted nothing then.
         """
         before = Key(key.scope, after) if after not in ("", key.name) else None
-        self._check_room(key, size_bytes, before)
+        spared = self._check_room(key, size_bytes, before)
         old = self._accounts.get(key)
         missing_bytes = size_bytes - (old.size_bytes if old else 0)
-        return self._make_room(key.scope, missing_bytes, before, objects_max)
+        return self._make_room(key.scope, missing_bytes, spared, objects_max)
 
     def shed(
-        self, size_bytes: int, *, sparing: Key | None = None, count_max: float = math.inf
+        self,
+        size_bytes: int,
+        *,
+        sparing: Collection[Key] = frozenset(),
+        count_max: float = math.inf,
     ) -> tuple[Victim, ...]:
         """Take objects without a lease off the books until that many bytes were, or none is left.
 
-        `sparing` is what the room is made for, or what that continues: it stays, and all before it.
-        `count_max` bounds how many go.
+        `sparing` are those that the room is made for; `count_max` bounds how many go.
         """
         self._lapse()
         victims: list[Victim] = []
@@ -150,11 +153,9 @@ class Ledger:
         while size_bytes > 0 and len(victims) < count_max:
             if (key := self._idle.evict(self._chains.last)) is None:
                 break
-            # Of a chain the end comes first, so what is spared comes in this order.
-            if key == sparing:
+            if key in sparing:
                 self._scopes.set_aside(key)
                 spared.append(key)
-                sparing = self._chains.before(key)
                 continue
             size_bytes -= self._accounts[key].size_bytes
             victims.append(self._gone(key))
@@ -215,31 +216,45 @@ class Ledger:
         self._scopes.check(sizes, leased)
         assert {key for _, _, key in self._deadlines} >= leased
 
-    def _check_room(self, key: Key, size_bytes: int, before: Key | None) -> None:
-        """Raise TierFull where an object doesn't fit, though all went that may go for it."""
+    def _check_room(self, key: Key, size_bytes: int, before: Key | None) -> set[Key]:
+        """Return what stays for the object's sake: what it continues, where something has to go.
+
+        Raises TierFull where it doesn't fit, though all went that may go for it.
+        """
         self._lapse()
         old = self._accounts.get(key)
-        back_bytes = old.size_bytes if old and old.deadline is not None else 0
-        idle_bytes = self.used_bytes - self._leased_bytes
-        # What it continues stays; where some of that is leased, that is counted twice.
-        held_bytes = min(self._chains.chain_bytes(before), idle_bytes) - back_bytes
-        room_bytes = self.size_bytes - self._leased_bytes - held_bytes
+        back_bytes = old.size_bytes if old else 0
+        spared: set[Key] = set()
+        spared_bytes = 0
+        if self._has_to_go(key.scope, size_bytes - back_bytes):
+            spared = self._chains.beginning(before, key)
+            idle = (self._accounts[one].size_bytes for one in spared if one in self._idle)
+            spared_bytes = sum(idle)
+        if old is not None and old.deadline is None:
+            back_bytes = 0  # it is among what may go anyway
+        room_bytes = self.size_bytes - self._leased_bytes - spared_bytes + back_bytes
         if size_bytes > room_bytes:
             raise TierFull(f"{size_bytes} octets asked, {room_bytes} may go")
-        scope_bytes = self._scopes.room_bytes(key.scope) - held_bytes
+        scope_bytes = self._scopes.room_bytes(key.scope) - spared_bytes + back_bytes
         if size_bytes > scope_bytes:
             raise TierFull(f"{size_bytes} octets asked, {scope_bytes:.0f} left to the scope")
+        return spared
+
+    def _has_to_go(self, scope: str, more_bytes: int) -> bool:
+        """Whether something has to go for so much more."""
+        over = self.used_bytes + more_bytes > self.size_bytes
+        return over or self._scopes.is_over(scope, more_bytes)
 
     def _make_room(
-        self, scope: str, size_bytes: int, before: Key | None, count_max: float
+        self, scope: str, size_bytes: int, sparing: Collection[Key], count_max: float
     ) -> tuple[Victim, ...]:
-        victims = self._shed_of_scope(scope, size_bytes, before, count_max)
+        victims = self._shed_of_scope(scope, size_bytes, sparing, count_max)
         missing_bytes = size_bytes - (self.size_bytes - self.used_bytes)
         left = count_max - len(victims)
-        return victims + self.shed(missing_bytes, sparing=before, count_max=left)
+        return victims + self.shed(missing_bytes, sparing=sparing, count_max=left)
 
     def _shed_of_scope(
-        self, scope: str, size_bytes: int, sparing: Key | None, count_max: float
+        self, scope: str, size_bytes: int, sparing: Collection[Key], count_max: float
     ) -> tuple[Victim, ...]:
         """Make room for so much more of a scope, among what is its own."""
         victims: list[Victim] = []
@@ -248,11 +263,10 @@ class Ledger:
             if (key := self._scopes.next_over(scope, size_bytes)) is None:
                 break
             key = self._chains.last(key)
-            if key == sparing:
+            if key in sparing:
                 self._idle.remove(key)
                 self._scopes.set_aside(key)
                 spared.append(key)
-                sparing = self._chains.before(key)
                 continue
             victims.append(self._gone(key))
         self._put_back(spared)

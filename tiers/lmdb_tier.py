@@ -193,7 +193,7 @@ class LmdbTier:
             # The map is full although the budget is not: free pages don't lie together, or aren't
             # free yet. Evict once more, let two transactions pass, and try one last time.
             size_bytes = cost_bytes(len(store.entry.data))
-            await self._write(Tick(), self._ledger.shed(2 * size_bytes, sparing=key))
+            await self._write(Tick(), self._ledger.shed(2 * size_bytes, sparing={key}))
             await self._write(Tick())
             if self._ledger.generation(key) != generation:
                 return True  # replaced or deleted meanwhile

@@ -227,7 +227,7 @@ class PinnedTier:
         while self._ledger.generation(key) == generation:
             if (slot := self._arena.take(size_bytes)) is not None:
                 return slot
-            victims = self._ledger.shed(1, sparing=key)
+            victims = self._ledger.shed(1, sparing={key})
             if not victims:
                 raise TierFull(f"no {size_bytes} octets of the arena lie together")
             await self._hand_down(victims)

@@ -29,6 +29,11 @@ class ScopeBooks:
         held = self._holdings.get(scope)
         return self.bytes_max - (held.leased_bytes if held else 0)
 
+    def is_over(self, scope: str, more_bytes: int) -> bool:
+        """Whether a scope would hold more than it may with so much more."""
+        held = self._holdings.get(scope)
+        return (held.used_bytes if held else 0) + more_bytes > self.bytes_max
+
     def next_over(self, scope: str, size_bytes: int) -> Key | None:
         """What has to go before a scope can take so much more; None when nothing has to."""
         held = self._holdings.get(scope)

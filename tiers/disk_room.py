@@ -1,4 +1,4 @@
-"""Whether a write failed for want of room, which LMDB does not always say."""
+"""Whether a disk has no room, which LMDB does not always say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import lmdb
 
+LOCK_FILE = "lock.mdb"
 PROBE_BYTES = 256 << 10  # more than the pages of a group of records
+_BLOCK_BYTES = 512  # of stat
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -23,6 +25,22 @@ def is_full(error: lmdb.Error, folder: Path) -> bool:
     if isinstance(error, lmdb.MapFullError) or code in _FULL:
         return True
     return code == errno.EIO and not _takes(folder, PROBE_BYTES)
+
+
+def check_lock_room(folder: Path) -> None:
+    """Raise OSError if LMDB's table of readers would find no room; the folder exists.
+
+    LMDB makes it as a hole and maps it: the first write there, on a full disk, would kill the
+    process by SIGBUS.
+    """
+    try:
+        found = (folder / LOCK_FILE).stat()
+    except FileNotFoundError:
+        is_hole = True
+    else:
+        is_hole = found.st_blocks * _BLOCK_BYTES < found.st_size
+    if is_hole and not _takes(folder, PROBE_BYTES):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _takes(folder: Path, size_bytes: int) -> bool:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 from tiers.api import Key, TierFull
 from tiers.chains import Chains
+from tiers.deadlines import Deadlines
 from tiers.s3fifo import S3Fifo
 from tiers.scopes import ScopeBooks
-
-_HEAP_SLACK = 64  # stale deadlines kept before the heap is rebuilt; renewals leave one each
 
 
 @dataclass(slots=True)
@@ -69,7 +67,7 @@ class Ledger:
         self._accounts: dict[Key, _Account] = {}
         self._idle = S3Fifo(size_bytes)
         self._chains = Chains(self._idle.__contains__)
-        self._deadlines: list[tuple[float, int, Key]] = []
+        self._deadlines = Deadlines(self._deadline)
         self._generation = 0
 
     def __len__(self) -> int:
@@ -186,7 +184,7 @@ class Ledger:
             self._scopes.lease(key, account.size_bytes)
             self._leased_bytes += account.size_bytes
         account.deadline = self._clock() + lease_s
-        self._schedule(key, account.deadline)
+        self._deadlines.set(key, account.deadline, objects=len(self._accounts))
         return True
 
     def remove(self, key: Key) -> bool:
@@ -214,7 +212,7 @@ class Ledger:
         self._chains.check(set(sizes))
         self._idle.check()
         self._scopes.check(sizes, leased)
-        assert {key for _, _, key in self._deadlines} >= leased
+        assert self._deadlines.keys() >= leased
 
     def _check_room(self, key: Key, size_bytes: int, before: Key | None) -> set[Key]:
         """Return what stays for the object's sake: what it continues, where something has to go.
@@ -292,20 +290,9 @@ class Ledger:
         self._scopes.release(key, account.size_bytes)
 
     def _lapse(self) -> None:
-        now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, _, key = heappop(self._deadlines)
-            account = self._accounts.get(key)
-            if account is not None and account.deadline == deadline:
-                self._release(key, account)
+        for key in self._deadlines.take(self._clock()):
+            self._release(key, self._accounts[key])
 
-    def _schedule(self, key: Key, deadline: float) -> None:
-        self._generation += 1  # also orders equal deadlines, so that keys are never compared
-        heappush(self._deadlines, (deadline, self._generation, key))
-        if len(self._deadlines) > 2 * len(self._accounts) + _HEAP_SLACK:
-            self._deadlines = [
-                entry
-                for entry in self._deadlines
-                if (account := self._accounts.get(entry[2])) and account.deadline == entry[0]
-            ]
-            heapify(self._deadlines)
+    def _deadline(self, key: Key) -> float | None:
+        account = self._accounts.get(key)
+        return None if account is None else account.deadline

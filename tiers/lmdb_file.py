@@ -24,6 +24,7 @@ from pathlib import Path
 import lmdb
 
 from tiers.api import TierError
+from tiers.disk_room import check_lock_room
 
 _MAGIC = 0xBEEFC0DE
 # Behind the page's head of 16 octets: magic, version; then address, map size.
@@ -53,11 +54,14 @@ class FileDamaged(Exception):
 
 
 def check_file(directory: Path, *, used: bool) -> None:
-    """Raise FileDamaged if a page in use is not as it should be, OSError if the file can't be read.
+    """Raise FileDamaged if a page in use is not as it should be; before LMDB opens the directory.
+
+    Raises OSError if the file can't be read, or the disk is too full for what LMDB writes besides.
 
     Without a file that was `used` before, LMDB would begin a new one. Whatever else is no LMDB
     file is left for LMDB to refuse.
     """
+    check_lock_room(directory)
     path = directory / "data.mdb"
     if not path.exists() or path.stat().st_size == 0:
         if used:

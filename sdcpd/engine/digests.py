@@ -1,8 +1,9 @@
-"""SHA-256 of large files, hashed once and remembered by size, time of change and inode (D-C9).
+"""SHA-256 of large files, hashed once and remembered by size, times and inode (D-C9).
 
-What is remembered is in the user's cache; whoever can write there or set a file's times could make
-a file pass for another, which is the user alone. `[verifier.model] digest` pins a model whatever
-the cache says.
+The time of the last change of the inode is one of them, which no one but the system sets: a file
+that was changed and given its old times again is hashed again. Whoever can write to the user's
+cache, which is the user alone, could make a file pass for another; `[verifier.model] digest` pins
+a model whatever the cache says.
 """
 
 from __future__ import annotations
@@ -43,16 +44,20 @@ def file_digest(
     before = path.stat()
     if remembered is None or before.st_size < REMEMBERED_BYTES_MIN:
         return _hashed(path, before.st_size, report)
-    state = [before.st_size, before.st_mtime_ns, before.st_ino]
+    state = _state(before)
     key = str(path.resolve())
     entry = _read(remembered).get(key)
     if isinstance(entry, list) and entry[:-1] == state and _is_digest(entry[-1]):
         return bytes.fromhex(entry[-1])
     digest = _hashed(path, before.st_size, report)
-    after = path.stat()
-    if [after.st_size, after.st_mtime_ns, after.st_ino] == state:
+    if _state(path.stat()) == state:
         _remember(remembered, key, [*state, digest.hex()])
     return digest
+
+
+def _state(stat: os.stat_result) -> list[int]:
+    """What changes with a file's content."""
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _hashed(path: Path, size_bytes: int, report: Report) -> bytes:
@@ -77,7 +82,7 @@ def _is_digest(value: object) -> bool:
 def _read(path: Path) -> dict[str, object]:
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}  # not there yet, or not what was written: it is made anew
     return found if isinstance(found, dict) else {}
 

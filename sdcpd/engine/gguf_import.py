@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -24,8 +25,11 @@ def import_gguf(file: Path, directory: Path, *, dtype: str, report: Callable[[st
     no directory.
     """
     _check(file, directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
+    except OSError as e:
+        raise ModelError(f"{directory}: cannot be made ({e.strerror}); name another one") from e
     try:
         _convert(file, scratch, DTYPES[dtype], report)
         read_config(scratch)  # what sdcpd cannot run is said now
@@ -33,12 +37,14 @@ def import_gguf(file: Path, directory: Path, *, dtype: str, report: Callable[[st
         scratch.rename(directory)
     except ModelError as e:
         raise ModelError(str(e).replace(str(scratch), str(file))) from e
+    except OSError as e:
+        raise ModelError(f"{directory}: cannot be written ({e.strerror or e})") from e
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _check(file: Path, directory: Path) -> None:
-    if directory.exists():
+    if os.path.lexists(directory):
         raise ModelError(f"{directory} exists already; name a directory that does not")
     try:
         with file.open("rb") as stream:

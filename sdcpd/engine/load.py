@@ -97,7 +97,12 @@ def _load(settings: ModelSettings, *, report: Report) -> Runner:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as e:
+        raise ModelError(
+            f'device = "{name}": torch knows no such device; "auto", "cpu" and "cuda:0" are some'
+        ) from e
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(
             f'device = "{name}": torch finds no CUDA device here; check the driver '

@@ -40,11 +40,14 @@ class Layer:
     norm_q: torch.Tensor | None
     norm_k: torch.Tensor | None
     out: torch.Tensor
+    out_bias: torch.Tensor | None
     norm_attended: torch.Tensor | None
     """Of what attention adds, where the family has it; likewise for the MLP below."""
     norm_mlp: torch.Tensor
     gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
     down: torch.Tensor
+    down_bias: torch.Tensor | None
     norm_out: torch.Tensor | None
 
 
@@ -55,6 +58,10 @@ class Tensors(Protocol):
 
     def pop(self, name: str) -> torch.Tensor:
         """Take one out; raises KeyError."""
+        ...
+
+    def names(self) -> Sequence[str]:
+        """Those that were not taken."""
         ...
 
 
@@ -85,7 +92,7 @@ class LlamaModel:
 
         self.embedding = shaped("model.embed_tokens.weight", config.vocab, config.hidden)
         self.dtype = self.embedding.dtype
-        self.layers = [self._layer(shaped, i) for i in range(config.layers)]
+        self.layers = [self._layer(shaped, tensors, i) for i in range(config.layers)]
         self.norm_out = shaped("model.norm.weight", config.hidden)
         self.head = (
             self.embedding
@@ -93,6 +100,12 @@ class LlamaModel:
             else take("lm_head.weight")
         )
         self.head_tokens = tensors.pop("d2t").to(device).long() if "d2t" in tensors else None
+        if left := [name for name in tensors.names() if not _is_known_extra(name)]:
+            others = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise ModelError(
+                f"the weights also hold {left[0]!r}{others}, for which {config.architecture} as it"
+                " is known here has no use: it would not write what it was trained to"
+            )
         self._ropes = {
             rope: [
                 table.to(self.dtype)
@@ -101,7 +114,7 @@ class LlamaModel:
             for rope in set(config.ropes)
         }
 
-    def _layer(self, take: Callable[..., torch.Tensor], index: int) -> Layer:
+    def _layer(self, take: Callable[..., torch.Tensor], names: Tensors, index: int) -> Layer:
         c = self.config
         at = f"model.layers.{index}."
         attention, mlp = at + "self_attn.", at + "mlp."
@@ -111,10 +124,14 @@ class LlamaModel:
             "k_proj": c.kv_heads * c.head_dim,
             "v_proj": c.kv_heads * c.head_dim,
         }
-        bias = None
-        if c.qkv_bias:
-            bias = torch.cat([take(f"{attention}{n}.bias", size) for n, size in sizes.items()])
         inner = (c.intermediate, c.hidden)
+        ups = {"gate_proj": c.intermediate, "up_proj": c.intermediate}
+
+        def biases(at: str, sizes: dict[str, int], *, needed: bool = False) -> torch.Tensor | None:
+            if not needed and f"{at}{next(iter(sizes))}.bias" not in names:
+                return None
+            return torch.cat([take(f"{at}{name}.bias", size) for name, size in sizes.items()])
+
         gemma, normed = c.family.gemma, c.family.qk_norm
 
         def norm(name: str, *, there: bool = True, size: int = c.hidden) -> torch.Tensor | None:
@@ -130,13 +147,16 @@ class LlamaModel:
             qkv=torch.cat(
                 [take(f"{attention}{n}.weight", size, c.hidden) for n, size in sizes.items()]
             ),
-            qkv_bias=bias,
+            qkv_bias=biases(attention, sizes, needed=c.family.qkv_bias),
             out=take(attention + "o_proj.weight", c.hidden, rows),
+            out_bias=biases(attention, {"o_proj": c.hidden}),
             norm_mlp=take(f"{at}{before_mlp}.weight", c.hidden),
             gate_up=torch.cat(
                 [take(mlp + "gate_proj.weight", *inner), take(mlp + "up_proj.weight", *inner)]
             ),
+            gate_up_bias=biases(mlp, ups),
             down=take(mlp + "down_proj.weight", c.hidden, c.intermediate),
+            down_bias=biases(mlp, {"down_proj": c.hidden}),
         )
 
     @torch.inference_mode()
@@ -154,10 +174,12 @@ class LlamaModel:
         }
         for index, layer in enumerate(self.layers):
             turn, mask = turns[self.config.ropes[index]], masks[self.config.windows[index]]
-            added = F.linear(self._attention(index, layer, hidden, turn, segments, mask), layer.out)
+            attended = self._attention(index, layer, hidden, turn, segments, mask)
+            added = F.linear(attended, layer.out, layer.out_bias)
             hidden = hidden + self._normed(added, layer.norm_attended)
-            gate, up = F.linear(self._norm(hidden, layer.norm_mlp), layer.gate_up).chunk(2, dim=-1)
-            added = F.linear(self._activate(gate) * up, layer.down)
+            fused = F.linear(self._norm(hidden, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
+            gate, up = fused.chunk(2, dim=-1)
+            added = F.linear(self._activate(gate) * up, layer.down, layer.down_bias)
             hidden = hidden + self._normed(added, layer.norm_out)
         return hidden
 
@@ -244,3 +266,8 @@ class LlamaModel:
             seen = seen.view(c.heads, segment.rows, c.head_dim).transpose(0, 1)
             result[part] = seen.reshape(segment.rows, -1)
         return result
+
+
+def _is_known_extra(name: str) -> bool:
+    """Whether a tensor may be there and says nothing that the others or the shape do not."""
+    return name in ("lm_head.weight", "t2d") or name.endswith(("inv_freq", "masked_bias"))

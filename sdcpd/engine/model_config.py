@@ -14,7 +14,8 @@ from sdcpd.engine.api import ModelError
 from sdcpd.engine.rope import Rope, ropes_of, unsupported_scaling
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-SLIDING = "sliding_attention"
+SLIDING, WHOLE = "sliding_attention", "full_attention"
+LAYERS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,6 @@ class ModelConfig:
     """Of each layer: how many positions back it attends, its own included; None for all."""
     family: Family
     tied: bool
-    qkv_bias: bool
     activation: str
     attention_scale: float
     embedding_scale: float | None
@@ -97,7 +97,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; raises ModelError."""
     try:
         value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise ModelError(f"{path}: not readable as JSON ({e}); fetch the file again") from e
     if not isinstance(value, dict):
         raise ModelError(f"{path}: holds no JSON object; fetch the file again")
@@ -110,20 +110,27 @@ def read_config(directory: Path) -> ModelConfig:
         raise ModelError(f"model directory {directory} does not exist; check the path")
     path = require(directory / "config.json", "the model's shape")
     raw = read_json(path)
-    names = raw.get("architectures") or ["(none named)"]
-    if (why := _unsupported(str(names[0]), raw)) is not None:
-        raise ModelError(f"{path}: {why}")
+    names = raw.get("architectures")
+    architecture = str(names[0]) if isinstance(names, list) and names else "(none named)"
     try:
-        config = _shape(raw, str(names[0]))
+        why, config = _unsupported(architecture, raw), None
+        if why is None:
+            config = _shape(raw, architecture)
     except KeyError as e:
         raise ModelError(f"{path}: key {e} is missing; fetch the file again") from e
-    except (TypeError, ValueError) as e:
+    except (AttributeError, TypeError, ValueError, ArithmeticError) as e:
         raise ModelError(f"{path}: a key has a wrong value ({e}); fetch the file again") from e
+    if config is None:
+        raise ModelError(f"{path}: {why}")
     sizes = (config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim)
-    if min(*sizes, config.vocab, config.context_max) < 1 or config.heads % config.kv_heads:
+    if (
+        min(*sizes, config.vocab, config.context_max) < 1
+        or config.heads % config.kv_heads
+        or config.head_dim % 2
+    ):
         raise ModelError(
-            f"{path}: sizes do not fit each other (heads {config.heads}, key heads "
-            f"{config.kv_heads}, hidden {config.hidden}); fetch the file again"
+            f"{path}: sizes do not fit each other (heads {config.heads} of {config.head_dim}, key "
+            f"heads {config.kv_heads}, hidden {config.hidden}); fetch the file again"
         )
     return config
 
@@ -149,6 +156,8 @@ def _unsupported(architecture: str, raw: Mapping[str, Any]) -> str | None:
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if raw.get(key) is not None:
             return f"{key} is not supported"
+    if raw.get("partial_rotary_factor") not in (None, 1, 1.0):
+        return "heads that are turned in part only (partial_rotary_factor) are not supported"
     if raw.get("use_bidirectional_attention"):
         return "attention in both directions is not supported: this is no model that writes text"
     if (scaling := unsupported_scaling(raw)) is not None:
@@ -168,6 +177,8 @@ def _shape(raw: Mapping[str, Any], architecture: str) -> ModelConfig:
     if heads < 1:
         raise ValueError(f"num_attention_heads is {heads}")
     layers = int(raw["num_hidden_layers"])
+    if not 1 <= layers <= LAYERS_MAX:
+        raise ValueError(f"num_hidden_layers is {layers}")
     head_dim = int(raw.get("head_dim") or hidden // heads)
     windows = _windows(raw, family, layers)
     whole, local = ropes_of(raw)
@@ -189,7 +200,6 @@ def _shape(raw: Mapping[str, Any], architecture: str) -> ModelConfig:
         windows=windows,
         family=family,
         tied=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=bool(raw.get("attention_bias", family.qkv_bias)),
         activation=_ACTIVATIONS[activation],
         attention_scale=float(raw["query_pre_attn_scalar"] if family.gemma else head_dim) ** -0.5,
         embedding_scale=hidden**0.5 if family.gemma else None,
@@ -208,14 +218,16 @@ def _windows(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int |
     kinds = raw.get("layer_types")
     if kinds is None and family.gemma:
         every = int(raw["sliding_window_pattern"])
-        kinds = ["full_attention" if (at + 1) % every == 0 else SLIDING for at in range(layers)]
+        kinds = [WHOLE if (at + 1) % every == 0 else SLIDING for at in range(layers)]
     elif kinds is None:
         # Only those whose windows are switched on by a key of its own say from which layer on.
         by_layer = family.window_named != "sliding_window"
         first = int(raw.get("max_window_layers") or 0) if by_layer else 0
-        kinds = ["full_attention" if at < first else SLIDING for at in range(layers)]
+        kinds = [WHOLE if at < first else SLIDING for at in range(layers)]
     if len(kinds) != layers:
         raise ValueError(f"layer_types names {len(kinds)} layers of {layers}")
+    if unknown := set(kinds) - {SLIDING, WHOLE}:
+        raise ValueError(f"layer_types names {', '.join(map(str, unknown))}")
     if int(window) < 1:
         raise ValueError(f"sliding_window is {window}")
     return tuple(int(window) if kind == SLIDING else None for kind in kinds)

@@ -101,6 +101,10 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
+    def names(self) -> list[str]:
+        """Those that were not taken, in order."""
+        return sorted(self._places)
+
     def pop(self, name: str) -> torch.Tensor:
         """Take a tensor out; raises KeyError or ModelError."""
         path, opened = self._places.pop(name)

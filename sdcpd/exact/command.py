@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdcpd.engine.api import DraftEngine
+from sdcpd.engine.api import KV_BLOCK_TOKENS, DraftEngine, ModelError
 from sdcpd.engine.load import ModelSettings, load_drafter, load_twins
 from sdcpd.engine.model_config import read_config
 from sdcpd.engine.ngram import NgramDrafter
@@ -36,6 +36,20 @@ class Held:
         pairs = enumerate(zip(self.outcome.tokens, self.wanted, strict=False))
         shorter = min(len(self.outcome.tokens), len(self.wanted))
         return None if self.same else next((at for at, (a, b) in pairs if a != b), shorter)
+
+
+def _check(prompt_tokens: int, tokens: int, context_max: int) -> None:
+    """Whether a text of that length can be written and its prompt reused; raises ModelError."""
+    if prompt_tokens <= KV_BLOCK_TOKENS:
+        raise ModelError(
+            f"the prompt has {prompt_tokens} tokens, and KV of it is kept and found again only "
+            f"from {KV_BLOCK_TOKENS + 1} on; give a longer one"
+        )
+    if prompt_tokens + tokens > context_max:
+        raise ModelError(
+            f"the prompt has {prompt_tokens} tokens, and {tokens} more go beyond the model's "
+            f"context of {context_max}; ask for fewer"
+        )
 
 
 async def verify(
@@ -69,7 +83,9 @@ async def verify(
                 ModelSettings(drafter, device=device, dtype=dtype), report=report
             )
             stack.push_async_callback(drafters["model"].aclose)
-        matrix = Matrix(target, drafters, prompt=text.encode(prompt), tokens=tokens)
+        ids = text.encode(prompt)
+        _check(len(ids), tokens, target.info.context_max)
+        matrix = Matrix(target, drafters, prompt=ids, tokens=tokens)
         found: list[Held] = []
         wanted: dict[str, tuple[int, ...]] = {}
         async for outcome in matrix.run(list(cases(list(drafters), list(ms)))):

@@ -72,6 +72,8 @@ class Objects:
             raise NotTrusted(f"{reference} is not in a trusted cache of the session's scope")
         accept = (("accept-encoding", ", ".join(CODINGS)),)
         response = await self._client.request("GET", reference, headers=accept, timeout_s=timeout_s)
+        if response.status == 503:  # the object may well be there: it is worth asking again
+            raise TransportError("it answered 503: too much is asked of it")
         if response.status != 200:
             raise ObjectGone(f"the cache answered {response.status}")
         if len(response.body) > octets_max:

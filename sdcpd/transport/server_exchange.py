@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sdcpd.transport.http import (
     Data,
@@ -114,12 +114,12 @@ class ServerExchange:
     def respond(self, stream_id: int, response: Response, *, now: float) -> None:
         """Send a handler's response; raises StreamGone (client left) or ValueError (bad field)."""
         method = self._handling.pop(stream_id)
-        waiting = self._queue.buffered_bytes
-        if waiting and waiting + len(response.body) > BUFFERED_BYTES_MAX:
+        if self._queue.buffered_bytes > BUFFERED_BYTES_MAX:
             # A few octets of requests ask for many of answers, all of which would have to be kept.
             self.refusals.append("too_many_bytes")
             detail = "too many answers wait on this connection; read them, and ask again later"
             response = problem(503, detail)
+            response = replace(response, headers=(*response.headers, ("retry-after", "1")))
         self._send(stream_id, response, head=method == "HEAD", now=now)
 
     def fail(self, stream_id: int, response: Response, *, now: float) -> None:

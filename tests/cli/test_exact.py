@@ -38,6 +38,22 @@ def test_the_bundled_target_is_exact(dtype: str) -> None:
     assert len(found["cases"]) == 2 * (3 + 5 * (4 + 1) + 6)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--prompt", "Too short."), "tokens, and KV of it is kept and found again only from 65"),
+        (("--tokens", "4096"), "beyond the model's context of"),
+        (("--device", "nosuch"), 'device = "nosuch": torch knows no such device'),
+    ],
+)
+def test_what_cannot_be_tried_is_said_in_one_sentence(
+    arguments: tuple[str, str], told: str
+) -> None:
+    done = verify(str(PAIR / "target"), "-o", "json", *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert told in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_what_is_no_model_is_said_in_one_sentence(tmp_path: Path) -> None:
     done = verify(str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (1, "")

@@ -72,6 +72,12 @@ FAMILIES = {
     "qwen2-sliding": lambda: Qwen2ForCausalLM(
         Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
     ),
+    "llama-biased": lambda: LlamaForCausalLM(
+        LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True)
+    ),
+    "qwen3-biased": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**COMMON, head_dim=32, attention_bias=True)
+    ),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**COMMON, head_dim=32, tie_word_embeddings=True)),
     "gemma3": lambda: Gemma3ForCausalLM(
         Gemma3TextConfig(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from sdcpd.engine.api import ModelError
 from sdcpd.engine.model_config import FAMILIES, ModelConfig, read_config
@@ -91,6 +93,26 @@ def test_weights_are_copies_and_are_taken_once(tiny: tuple[Any, Path]) -> None:
         weights.pop(name)
 
 
+def test_tensors_that_nobody_uses_are_refused(tiny: tuple[Any, Path], tmp_path: Path) -> None:
+    """A bias or a norm that is left out changes every token, and no message would say so."""
+    extra = {"model.layers.0.mlp.extra.bias": torch.zeros(4), "sinks": torch.zeros(4)}
+    tensors = {name: one.contiguous() for name, one in tiny[0].state_dict().items()}
+    tensors.pop("lm_head.weight", None)
+    shutil.copy(tiny[1] / "config.json", tmp_path)
+    rotary = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    save_file({**tensors, **rotary}, tmp_path / "model.safetensors")
+    runner_of(tmp_path)
+    save_file({**tensors, **extra}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"'model.layers.0.mlp.extra.bias' and 1 more, for which"):
+        runner_of(tmp_path)
+
+
+def test_json_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match="not readable as JSON"):
+        read_config(tmp_path)
+
+
 def test_keys_of_older_files(tmp_path: Path) -> None:
     """Before `rope_parameters` and `layer_types`, and without what Gemma's code assumes."""
     gemma = read(
@@ -114,7 +136,7 @@ def test_keys_of_older_files(tmp_path: Path) -> None:
         sliding_window=WINDOW,
         max_window_layers=4,
     )
-    assert qwen.windows == (None,) * 4 + (WINDOW,) * 2 and qwen.qkv_bias
+    assert qwen.windows == (None,) * 4 + (WINDOW,) * 2
     off = read(tmp_path, "Qwen2ForCausalLM", use_sliding_window=False, sliding_window=WINDOW)
     assert off.windows == (None,) * 6
     mistral = read(tmp_path, "MistralForCausalLM", sliding_window=None)
@@ -139,6 +161,15 @@ def test_keys_of_older_files(tmp_path: Path) -> None:
         ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window is 0"),
         ("Qwen3ForCausalLM", {"sliding_window": 8, "use_sliding_window": True, "layer_types": []},
          "layer_types names 0 layers of 6"),
+        ("Qwen3ForCausalLM", {"sliding_window": 8, "use_sliding_window": True,
+                              "layer_types": ["chunked_attention"] * 6}, "names chunked_attention"),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("LlamaForCausalLM", {"rope_parameters": ["default"]}, "a key has a wrong value"),
+        ("LlamaForCausalLM", {"hidden_size": float("inf")}, "a key has a wrong value"),
+        ("LlamaForCausalLM", {"num_hidden_layers": 1 << 40}, "num_hidden_layers is 1099511627776"),
+        ("LlamaForCausalLM", {"head_dim": 7}, "sizes do not fit each other (heads 4 of 7"),
+        ("LlamaForCausalLM", {"num_key_value_heads": -4}, "sizes do not fit"),
+        ("LlamaForCausalLM", {"architectures": {"0": "LlamaForCausalLM"}}, "(none named)"),
     ],
 )  # fmt: skip
 def test_what_is_unsupported_is_named(

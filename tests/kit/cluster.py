@@ -48,6 +48,7 @@ class Cluster:
     mlc: MemoryMlc = field(default_factory=MemoryMlc)
     records: Records = field(default_factory=MemoryRecords)
     """What a restarted router finds."""
+    status_ttl_s: float = 0.6
     verifiers: dict[str, Verifier] = field(default_factory=dict)
     drafters: dict[str, Drafter] = field(default_factory=dict)
     router: Router = field(init=False)
@@ -100,7 +101,7 @@ class Cluster:
             peers=PEERS,
             mlc=mlc or MemoryMlc(),
             name=f"{name}.{id(client):x}",
-            status_ttl_s=0.6,
+            status_ttl_s=self.status_ttl_s,
             kv_tier=kv_tier,
         )
         self.network[base] = verifier.listener.handle
@@ -122,7 +123,7 @@ class Cluster:
         client = self.client("drafter", name, base)
         own = FakeModel(vocab=self.model.vocab, noise=noise)
         drafter = Drafter(
-            DrafterConfig(base, machine=DrafterSettings(), status_ttl_s=0.6),
+            DrafterConfig(base, machine=DrafterSettings(), status_ttl_s=self.status_ttl_s),
             engine=engine or FakeDrafter(own, name=name),
             client=client,
             objects=Objects(client, bases=(ROUTER, base), own=base),

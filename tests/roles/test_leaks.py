@@ -187,7 +187,8 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     logs = open_logs(tmp_path / "logs", 64 << 20)
     records = LmdbRecords(tmp_path / "sessions", map_bytes=16 << 20, setting="x")
     tiers: list[HostTier | LmdbTier] = [HostTier(TIER_BYTES, clock=clock)]
-    cluster = Cluster(records=records, mlc=mlc_of(tiers[0], logs))  # type: ignore[arg-type]
+    # Nobody dies here, and on a busy machine a second may pass before a status is sent.
+    cluster = Cluster(records=records, mlc=mlc_of(tiers[0], logs), status_ttl_s=10.0)  # type: ignore[arg-type]
     cluster.add_router(sampling_rule="rejection", trust_drafters=True)
     for name in ("v0", "v1"):
         tier = LmdbTier(tmp_path / name, TIER_BYTES, clock=clock)

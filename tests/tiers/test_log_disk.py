@@ -182,3 +182,30 @@ async def main():
 asyncio.run(main())
 """,
 }
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from tiers.api import TierError
+from tiers.build import open_logs
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+try:
+    open_logs(Path(sys.argv[1]), 1 << 30)
+except TierError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_is_full_from_the_start_is_told(tmp_path: Path) -> None:
+    """LMDB would map its table of readers over a hole, and die of SIGBUS at the first reader."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "logs")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.count("\n") == 1 and "cannot be opened" in done.stdout
+    assert "No space left on device" in done.stdout and "[mlc] log_path" in done.stdout

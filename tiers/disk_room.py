@@ -1,4 +1,4 @@
-"""Whether a disk has no room, which LMDB does not always say."""
+"""Whether a disk has no room, which LMDB does not always say, and room kept for deletions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import lmdb
 
 LOCK_FILE = "lock.mdb"
+SPARE_FILE = "spare"
+SPARE_BYTES, SPARE_BYTES_MIN = 1 << 20, 64 << 10
 PROBE_BYTES = 256 << 10  # more than the pages of a group of records
 _BLOCK_BYTES = 512  # of stat
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -25,6 +27,39 @@ def is_full(error: lmdb.Error, folder: Path) -> bool:
     if isinstance(error, lmdb.MapFullError) or code in _FULL:
         return True
     return code == errno.EIO and not _takes(folder, PROBE_BYTES)
+
+
+class Spare:
+    """A file that holds room: on a full disk LMDB needs some before a deletion gives it any."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SPARE_FILE
+
+    def keep(self) -> None:
+        """Take the room, or as much of it as there is; what is held already stays."""
+        if self._path.exists() and self._path.stat().st_size:
+            return
+        size_bytes = SPARE_BYTES
+        while size_bytes >= SPARE_BYTES_MIN and not self._take(size_bytes):
+            size_bytes //= 2
+
+    def give(self) -> bool:
+        """Give the room up; tells whether there was any."""
+        try:
+            held = self._path.stat().st_size > 0
+            os.truncate(self._path, 0)
+        except OSError:
+            return False
+        return held
+
+    def _take(self, size_bytes: int) -> bool:
+        with self._path.open("wb") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size_bytes)
+            except OSError:
+                file.truncate(0)
+                return False
+        return True
 
 
 def check_lock_room(folder: Path) -> None:

@@ -29,7 +29,7 @@ from tiers.api import (
     StoreFailed,
     StoreFull,
 )
-from tiers.disk_room import is_full
+from tiers.disk_room import Spare, is_full
 from tiers.folder import Folder
 from tiers.lmdb_file import FileDamaged, check_file, trouble
 from tiers.log_head import Head
@@ -46,6 +46,7 @@ from tiers.writer import GroupWriter
 
 READERS = 2
 MAP_BYTES_MIN = 64 * 1024
+DELETION_BYTES = 1 << 20  # of the map, which appends leave to deletions
 
 T = TypeVar("T")
 
@@ -81,9 +82,12 @@ class LmdbLogStore:
         self._folder = Folder(path, setting="[mlc] log_path")
         try:
             check_file(path, used=self._folder.used)
-            self._env = _open(path, max(map_bytes, MAP_BYTES_MIN))
+            self._bytes_max = max(map_bytes, MAP_BYTES_MIN)
+            self._env = _open(path, self._bytes_max + DELETION_BYTES)
             self._rows = LogRows(self._env)
             self._folder.mark_used()
+            self._spare = Spare(path)
+            self._spare.keep()
         except (lmdb.Error, FileDamaged, OSError) as error:
             self._folder.release()
             raise trouble("commit logs", path, error, setting="[mlc] log_path") from error
@@ -195,9 +199,13 @@ class LmdbLogStore:
                 self._failure = f"the disk of the commit logs failed ({error}); see its state"
                 return [StoreFailed(self._failure)] * len(ops)
         # Full, and nothing of the group was written: whose record still has room shows one by one.
-        if len(ops) == 1:
-            return [StoreFull("the commit logs have no room for another record")]
-        return [outcome for op in ops for outcome in self._perform([op])]
+        if len(ops) > 1:
+            return [outcome for op in ops for outcome in self._perform([op])]
+        if isinstance(ops[0], _Delete) and self._spare.give():
+            outcomes = self._perform(ops)
+            self._spare.keep()
+            return outcomes
+        return [_full()]
 
     def _outcome(self, txn: lmdb.Transaction, op: _Op) -> str | LogError | None:
         try:
@@ -241,10 +249,16 @@ class LmdbLogStore:
         octets: bytes,
         records: Sequence[Record],
     ) -> str:
+        if self._rows.used_bytes(txn) + len(octets) > self._bytes_max:
+            raise _full()
         # All that can be refused was checked before the first row is written: a refusal leaves
         # the transaction, which it shares with others, as it was.
         epoch = highest_epoch(head.epoch, records)
         return self._rows.extend(txn, log_id, head, octets, epoch=epoch).etag
+
+
+def _full() -> StoreFull:
+    return StoreFull("the commit logs have no room for another record")
 
 
 def _etag(head: Head | None) -> str | None:

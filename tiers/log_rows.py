@@ -26,6 +26,14 @@ class LogRows:
         self._heads = env.open_db(b"head")
         self._records = env.open_db(b"records")
 
+    def used_bytes(self, txn: lmdb.Transaction) -> int:
+        """What the pages of all logs take; a transaction's own included."""
+        trees = [txn.stat(self._heads), txn.stat(self._records)]
+        return sum(
+            (tree["branch_pages"] + tree["leaf_pages"] + tree["overflow_pages"]) * tree["psize"]
+            for tree in trees
+        )
+
     def head(self, log_id: str) -> Head | None:
         """Return a log's head; raises Corrupt."""
         with self._env.begin() as txn:

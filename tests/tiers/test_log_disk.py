@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import lmdb
 import pytest
 
 from sdcpd.protocol.commit_log import CommitRecord, encode_record
-from tiers.api import LogError, StoreFailed
+from tiers.api import LogError, StoreFailed, StoreFull
 from tiers.build import open_logs
-from tiers.disk_room import is_full
+from tiers.disk_room import SPARE_BYTES, SPARE_FILE, Spare, is_full
 
 LIMITED = """
 import asyncio, resource, sys
@@ -86,8 +88,6 @@ def failing(code: int) -> lmdb.Error:
 def test_an_error_of_the_disk_is_no_want_of_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import errno
-
     assert is_full(failing(errno.ENOSPC), tmp_path) and is_full(failing(errno.EDQUOT), tmp_path)
     assert not is_full(failing(errno.EIO), tmp_path), "the probe finds room"
     assert list(tmp_path.iterdir()) == []
@@ -182,6 +182,74 @@ async def main():
 asyncio.run(main())
 """,
 }
+
+
+SPARED = """
+import os, resource, sys
+from pathlib import Path
+from tiers.disk_room import Spare
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (300 << 10, resource.RLIM_INFINITY))
+Spare(Path(sys.argv[1])).keep()
+"""
+
+
+def test_room_is_kept_for_deletions_as_much_as_there_is(tmp_path: Path) -> None:
+    spare, file = Spare(tmp_path), tmp_path / SPARE_FILE
+    assert not spare.give(), "there is none yet"
+    subprocess.run([sys.executable, "-c", SPARED, str(tmp_path)], check=True, timeout=60)
+    assert file.stat().st_size == 256 << 10
+    spare.keep()
+    assert file.stat().st_size == 256 << 10, "what is held stays"
+    assert spare.give() and file.stat().st_size == 0 and not spare.give()
+    spare.keep()
+    assert file.stat().st_size == file.stat().st_blocks * 512 == SPARE_BYTES
+
+
+async def test_a_deletion_on_a_full_disk_takes_the_room_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_logs(tmp_path, 1 << 20)
+    tag = await store.append("a", record(1), offset=None, if_match=None, create=True)
+    file, begin = tmp_path / SPARE_FILE, store._env.begin
+
+    def begins(**kind: bool) -> lmdb.Transaction:
+        if kind.get("write") and file.stat().st_size:
+            raise failing(errno.ENOSPC)
+        return begin(**kind)
+
+    environment = mock.Mock(wraps=store._env, begin=begins)
+    monkeypatch.setattr(store, "_env", environment)
+    with pytest.raises(StoreFull):
+        await store.append("a", record(2), offset=None, if_match=tag)
+    await store.delete("a")
+    assert file.stat().st_size == SPARE_BYTES, "it is kept again"
+    monkeypatch.undo()
+    assert await store.read("a") is None
+    await store.aclose()
+
+
+async def test_logs_that_fill_their_map_can_be_deleted(tmp_path: Path) -> None:
+    """LMDB copies the pages that a deletion changes: some are left to it."""
+    store = open_logs(tmp_path, 300_000)
+    for number in range(8):
+        await store.append(f"l{number}", record(1), offset=None, if_match=None, create=True)
+    tag = await store.append("a", record(1), offset=None, if_match=None, create=True)
+    count, tag, refusal = await fill(store, tag)
+    assert isinstance(refusal, StoreFull) and count > 50
+    for number in range(8):
+        await store.delete(f"l{number}")
+    with pytest.raises(StoreFull):
+        await fill_all(store, tag)
+    await store.delete("a")
+    await store.append("b", record(1), offset=None, if_match=None, create=True)
+    await store.aclose()
+
+
+async def fill_all(store: object, tag: str) -> None:
+    """Append until it is refused, and raise that."""
+    _, _, refusal = await fill(store, tag)
+    raise refusal
 
 
 FULL = """

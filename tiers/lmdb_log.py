@@ -79,6 +79,7 @@ class LmdbLogStore:
     def __init__(self, path: Path, *, map_bytes: int) -> None:
         """Open or create; raises TierError. `map_bytes` bounds all logs together (sparse)."""
         self._failure: str | None = None
+        self._room_bytes = 0  # left to the transaction that runs
         self._folder = Folder(path, setting="[mlc] log_path")
         try:
             check_file(path, used=self._folder.used)
@@ -193,6 +194,7 @@ class LmdbLogStore:
             return [StoreFailed(self._failure)] * len(ops)
         try:
             with self._env.begin(write=True) as txn:
+                self._room_bytes = self._bytes_max - self._rows.used_bytes(txn)
                 return [self._outcome(txn, op) for op in ops]
         except lmdb.Error as error:
             if not is_full(error, self._folder.path):
@@ -249,8 +251,9 @@ class LmdbLogStore:
         octets: bytes,
         records: Sequence[Record],
     ) -> str:
-        if self._rows.used_bytes(txn) + len(octets) > self._bytes_max:
+        if len(octets) > self._room_bytes:
             raise _full()
+        self._room_bytes -= len(octets)
         # All that can be refused was checked before the first row is written: a refusal leaves
         # the transaction, which it shares with others, as it was.
         epoch = highest_epoch(head.epoch, records)

@@ -27,7 +27,7 @@ class LogRows:
         self._records = env.open_db(b"records")
 
     def used_bytes(self, txn: lmdb.Transaction) -> int:
-        """What the pages of all logs take; a transaction's own included."""
+        """What the pages of all logs take."""
         trees = [txn.stat(self._heads), txn.stat(self._records)]
         return sum(
             (tree["branch_pages"] + tree["leaf_pages"] + tree["overflow_pages"]) * tree["psize"]

@@ -120,6 +120,8 @@ class LmdbLogStore:
         if_match: str | None,
         create: bool = False,
     ) -> str:
+        check_log_id(log_id)
+        check_condition(if_match=if_match, create=create)
         item = LogAppend(
             log_id=log_id,
             record_bytes=record_bytes,
@@ -127,7 +129,7 @@ class LmdbLogStore:
             create=create,
             offset=offset,
         )
-        return _tag(await self.append_many([item]))
+        return _tag(await self._write([_Append(item, parse_records(record_bytes))]))
 
     async def append_many(self, items: Sequence[LogAppend]) -> list[str | LogError]:
         check_group(items)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -12,8 +12,7 @@ from tiers.api import Corrupt
 _HEAD = struct.Struct(">QQQ16s")
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """A log without its records; the default is that of a log yet to be made."""
 
     epoch: int = 0

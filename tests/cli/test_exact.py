@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cli.exact import PROMPT
+from sdcpd.engine.api import ModelError
+from sdcpd.exact.command import verify
 from tests.kit.dev import PAIR, environment
 
 
-def verify(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cli", "verify-exact", *arguments],
         capture_output=True,
@@ -27,7 +32,7 @@ def verify(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bundled_target_is_exact(dtype: str) -> None:
     """Every case of the matrix gives one text, and every event took place."""
-    done = verify(
+    done = run(
         *(str(PAIR / "target"), "--drafter", str(PAIR / "drafter"), "--dtype", dtype),
         *("--m-max", "4", "--tokens", "16", "-o", "json"),
     )
@@ -39,22 +44,28 @@ def test_the_bundled_target_is_exact(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("wish", "told"),
     [
-        (("--prompt", "Too short."), "tokens, and KV of it is kept and found again only from 65"),
-        (("--tokens", "4096"), "beyond the model's context of"),
-        (("--device", "nosuch"), 'device = "nosuch": torch knows no such device'),
+        ({"prompt": "Too short."}, "tokens, and KV of it is kept and found again only from 65"),
+        ({"tokens": 4096}, "beyond the model's context of"),
+        ({"device": "nosuch"}, 'device = "nosuch": torch knows no such device'),
     ],
 )
-def test_what_cannot_be_tried_is_said_in_one_sentence(
-    arguments: tuple[str, str], told: str
-) -> None:
-    done = verify(str(PAIR / "target"), "-o", "json", *arguments)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert told in done.stderr and done.stderr.count("\n") == 1
+async def test_what_cannot_be_tried_is_said(wish: dict[str, Any], told: str) -> None:
+    usual: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "auto",
+        "tokens": 4,
+        "ms": [1],
+        "prompt": PROMPT,
+        "report": lambda _: None,
+        "told": lambda _: None,
+    }
+    with pytest.raises(ModelError, match=re.escape(told)):
+        await verify(PAIR / "target", None, **usual | wish)
 
 
 def test_what_is_no_model_is_said_in_one_sentence(tmp_path: Path) -> None:
-    done = verify(str(tmp_path / "none"))
+    done = run(str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1 and "does not exist" in done.stderr

@@ -36,7 +36,7 @@ class Spare:
         self._path = folder / SPARE_FILE
 
     def keep(self) -> None:
-        """Take the room, or as much of it as there is; what is held already stays."""
+        """Take the room, or as much of it as there is, maybe none; what is held already stays."""
         if self._path.exists() and self._path.stat().st_size:
             return
         size_bytes = SPARE_BYTES
@@ -53,12 +53,15 @@ class Spare:
         return held
 
     def _take(self, size_bytes: int) -> bool:
-        with self._path.open("wb") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, size_bytes)
-            except OSError:
-                file.truncate(0)
-                return False
+        try:
+            with self._path.open("wb") as file:
+                try:
+                    os.posix_fallocate(file.fileno(), 0, size_bytes)
+                except OSError:
+                    file.truncate(0)
+                    raise
+        except OSError:  # a disk may be too full for the file itself: the logs do without
+            return False
         return True
 
 

@@ -197,6 +197,9 @@ Spare(Path(sys.argv[1])).keep()
 def test_room_is_kept_for_deletions_as_much_as_there_is(tmp_path: Path) -> None:
     spare, file = Spare(tmp_path), tmp_path / SPARE_FILE
     assert not spare.give(), "there is none yet"
+    nowhere = Spare(tmp_path / "none")
+    nowhere.keep()
+    assert not nowhere.give(), "without room for the file itself the logs go on"
     subprocess.run([sys.executable, "-c", SPARED, str(tmp_path)], check=True, timeout=60)
     assert file.stat().st_size == 256 << 10
     spare.keep()

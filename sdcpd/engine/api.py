@@ -40,6 +40,8 @@ class Prefix:
     length: int
     prompt: int
     """How many of them are the prompt; a model may put a beginning of its own before none."""
+    scope: bytes = b""
+    """Texts of one scope may begin with each other's keys and values (D-M3)."""
 
 
 @dataclass(frozen=True, slots=True)

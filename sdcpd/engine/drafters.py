@@ -14,6 +14,7 @@ from sdcpd.engine.accept import distribution, draw_from, greedy, winner
 from sdcpd.engine.api import Draft, DraftWork, EngineInfo
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_blocks import decode_blocks, read_blocks
+from sdcpd.engine.kv_memory import KvMemory
 from sdcpd.engine.kv_object import KvKind, KvRows
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 from sdcpd.engine.worker import Worker
@@ -31,7 +32,8 @@ class _DraftJob:
         self, work: DraftWork, tokens: list[int], *, top_k: int, rows: KvRows | None = None
     ) -> None:
         """`rows` were computed before for the first of `tokens`."""
-        self.key = work.session
+        self.key, self.text, self.scope = work.session, tokens, work.prefix.scope
+        self.positions = len(tokens) + work.m
         self.result: Draft | None = None
         self._work = work
         self._tokens = tokens
@@ -46,6 +48,7 @@ class _DraftJob:
     def begin(self, kv: SessionKv) -> None:
         self._kv = kv
         known, loaded = kv.match(self._tokens, len(self._tokens)), self._loaded
+        self._reused, kv.adopted = kv.adopted, 0
         if loaded is not None and known < loaded.positions <= len(self._tokens):
             kv.load(self._tokens[: loaded.positions], loaded.keys, loaded.values)
             self._reused = min(loaded.positions, len(self._tokens) - 1)
@@ -118,20 +121,17 @@ class ModelDrafter:
         runner: Runner,
         info: EngineInfo,
         *,
-        kv_octets_max: int,
         top_k: int = ROW_TOKENS_MAX,
     ) -> None:
         self.model = info.model
         self.tokenizer: bytes | None = info.tokenizer
         self.vocab: int | None = info.vocab
         self.kv_fingerprint: bytes | None = info.model + info.fingerprint.encode()
-        self._kind = KvKind.of(info, runner.new_kv())
+        self._kind = KvKind.of(info, runner.pool)
         self._top_k = top_k
         config = runner.model.config
         self._begin = config.bos if config.bos is not None else (config.eos or (0,))[0]
-        self.worker = Worker(
-            runner, rows_max=PASS_ROWS_MAX, kv_octets_max=kv_octets_max, name="drafter"
-        )
+        self.worker = Worker(runner, KvMemory(runner.pool), rows_max=PASS_ROWS_MAX, name="drafter")
 
     async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine."""

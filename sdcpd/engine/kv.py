@@ -6,13 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-KEY_BLOCK = 512
-"""Attended key length is padded to a multiple of this.
-
-torch's CPU attention works through keys 512 at a time, and a product over fewer of them may add
-up in another order (seen in binary32 at 256 against 320 keys).  With whole blocks every row meets
-the same shapes, however long its session has become.
-"""
+from sdcpd.engine.api import KV_BLOCK_TOKENS
+from sdcpd.engine.kv_pool import KvPool
 
 
 def padded(count: int, multiple: int) -> int:
@@ -21,50 +16,105 @@ def padded(count: int, multiple: int) -> int:
 
 
 class SessionKv:
-    """KV of one session: `tokens[i]` produced the rows at position i.
+    """KV of one session in a pool's blocks: `tokens[i]` produced the rows at position i.
 
-    Rows beyond `len(tokens)` are rubbish left by padding or by rejected tokens; attention masks
-    them and the next feed overwrites them.  Rolling back is therefore forgetting, not copying.
+    Rows beyond `len(tokens)` are rubbish left by rejected tokens; attention masks them and the next
+    feed overwrites them.  Rolling back is therefore forgetting, not copying.
     """
 
-    def __init__(
-        self, layers: int, kv_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._shape = (layers, kv_heads, 0, head_dim)
-        self.keys = torch.zeros(self._shape, dtype=dtype, device=device)
-        self.values = torch.zeros(self._shape, dtype=dtype, device=device)
+    def __init__(self, pool: KvPool) -> None:
+        self.pool = pool
+        self.table: list[int] = []
+        """The pool's blocks that hold positions 0 to 63, 64 to 127, and so on."""
         self.tokens: list[int] = []
+        self.links: list[bytes] = []
+        """Names of the first blocks, those that others may begin with (kv_memory.py)."""
+        self.adopted = 0
+        """How many tokens it began with that were another's."""
         self._agreed = 0
 
     @property
     def octets(self) -> int:
-        """Memory taken, in octets."""
-        return 2 * self.keys.numel() * self.keys.element_size()
+        """Memory of the blocks in use, in octets; shared ones count for each."""
+        return len(self.table) * self.pool.block_octets
+
+    def wants(self, positions: int) -> int:
+        """How many blocks `reserve` of so many positions would take."""
+        return max(0, -(-positions // KV_BLOCK_TOKENS) - len(self.table))
 
     def reserve(self, positions: int) -> None:
-        """Make room for that many positions; contents are kept."""
-        have = self.keys.shape[2]
-        if positions <= have:
+        """Make room for that many positions; contents are kept. Raises KvFull."""
+        more = self.wants(positions)
+        if not more:
             return
-        want = max(padded(positions, KEY_BLOCK), min(2 * have, have + 4 * KEY_BLOCK))
-        layers, heads, _, dim = self._shape
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = torch.zeros((layers, heads, want, dim), dtype=old.dtype, device=old.device)
-            new[:, :, :have] = old
-            setattr(self, name, new)
+        if not self.table or not self._moved(more):
+            after = self.table[-1] if self.table else None
+            self.table += self.pool.allocate(more, after=after)
+
+    def _moved(self, more: int) -> bool:
+        """Whether the session, which can't grow where it is, has moved to where it can."""
+        pool, old, whole = self.pool, self.table, len(self.table) + more
+        follows = old[-1] + 1
+        fits = follows + more <= pool.blocks and not any(
+            pool.is_used(block) for block in range(follows, follows + more)
+        )
+        if fits or any(map(pool.is_shared, old)) or pool.longest_run() < 2 * whole:
+            return False
+        self.table = pool.allocate(whole)
+        pool.copy(old, self.table[: len(old)])
+        pool.release(old)
+        return True
+
+    def own(self, start: int) -> None:
+        """Have blocks of its own from position `start` on, where rows are to be written.
+
+        Raises KvFull.
+        """
+        for at in range(start // KV_BLOCK_TOKENS, len(self.table)):
+            if self.pool.is_shared(block := self.table[at]):
+                self.table[at] = self.pool.allocate(1)[0]
+                self.pool.copy([block], [self.table[at]])
+                self.pool.release([block])
+
+    def adopt(self, other: SessionKv, blocks: int, *, share: bool) -> None:
+        """Begin, empty, with the first `blocks` blocks of another session's text.
+
+        They are shared, or copied to where this session may grow. Raises KvFull.
+        """
+        assert not self.table and not self.tokens, "only a session that has nothing adopts"
+        theirs = other.table[:blocks]
+        if share:
+            self.pool.share(theirs)
+            self.table = list(theirs)
+        else:
+            self.table = self.pool.allocate(blocks)
+            self.pool.copy(theirs, self.table)
+        self.tokens = other.tokens[: blocks * KV_BLOCK_TOKENS]
+        self.adopted = len(self.tokens)
+        self._agreed = 0
+
+    def shorten(self, blocks: int) -> None:
+        """Keep the first `blocks` blocks alone."""
+        self.pool.release(self.table[blocks:])
+        del self.table[blocks:], self.tokens[blocks * KV_BLOCK_TOKENS :]
+        self._agreed = min(self._agreed, len(self.tokens))
+
+    def free(self) -> None:
+        """Give all blocks back; the session has no tokens then."""
+        self.pool.release(self.table)
+        self.table, self.tokens, self._agreed = [], [], 0
 
     def rows(self, positions: int, *, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """A copy of the keys and values [layers, heads, n, dim] of positions from `start` on."""
-        part = slice(start, start + positions)
-        return self.keys[:, :, part].clone(), self.values[:, :, part].clone()
+        count = max(0, min(positions, len(self.table) * KV_BLOCK_TOKENS - start))
+        return self.pool.get(self.table, count, start)
 
     def load(self, tokens: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Begin anew with `tokens`, the first of those whose rows these are."""
+        """Begin anew with `tokens`, the first of those whose rows these are. Raises KvFull."""
         positions = len(tokens)
         self.reserve(positions)
-        self.keys[:, :, :positions] = keys[:, :, :positions]
-        self.values[:, :, :positions] = values[:, :, :positions]
+        self.own(0)
+        self.pool.put(self.table, keys[:, :, :positions], values[:, :, :positions])
         self.tokens[:] = tokens
         self._agreed = 0
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sdcpd.engine.api import EngineInfo
-from sdcpd.engine.kv import SessionKv
+from sdcpd.engine.kv_pool import KvPool
 from sdcpd.protocol import cbor
 from sdcpd.protocol.codec import encode_item
 from sdcpd.protocol.digest import kv_prefix_hash
@@ -38,10 +38,10 @@ class KvKind:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, info: EngineInfo, kv: SessionKv) -> KvKind:
-        """The kind of an engine whose sessions' KV looks like `kv`."""
-        layers, heads, _, head_dim = kv.keys.shape
-        return cls(info.model, info.fingerprint, layers, heads, head_dim, kv.keys.dtype)
+    def of(cls, info: EngineInfo, pool: KvPool) -> KvKind:
+        """The kind of an engine whose sessions' KV is in a pool."""
+        shape = (pool.layers, pool.kv_heads, pool.head_dim)
+        return cls(info.model, info.fingerprint, *shape, pool.dtype)
 
     def octets(self, tokens: int) -> int:
         """Octets of the KV of that many positions, without the header."""

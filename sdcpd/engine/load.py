@@ -9,17 +9,20 @@ from pathlib import Path
 
 import torch
 
-from sdcpd.engine.api import EngineInfo, ModelError
+from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineInfo, ModelError
 from sdcpd.engine.digests import cache_file
 from sdcpd.engine.drafters import ROW_TOKENS_MAX, ModelDrafter
 from sdcpd.engine.fingerprint import fingerprint
 from sdcpd.engine.model import LlamaModel
 from sdcpd.engine.model_config import DTYPES, read_config
 from sdcpd.engine.runner import PASS_ROWS_MAX, Runner
+from sdcpd.engine.self_check import choose_shape
 from sdcpd.engine.target import LlamaTarget
 from sdcpd.engine.weights import Weights, model_digest, tokenizer_digest
 
 Report = Callable[[str], None]
+MIB = 1 << 20
+KV_TOKENS_MIN = 512  # of the memory for keys and values; with less nobody could ask for anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ def load_twins(settings: ModelSettings, *, report: Report) -> tuple[LlamaTarget,
     """The target, and a drafter of the same weights, which is always right; raises ModelError."""
     runner = _load(settings, report=report)
     target = _target(settings, runner, rows_max=PASS_ROWS_MAX, report=report)
-    drafter = ModelDrafter(Runner(runner.model), target.info, kv_octets_max=settings.kv_octets_max)
+    twin = Runner(runner.model, kv_octets_max=settings.kv_octets_max, shape=runner.shape)
+    drafter = ModelDrafter(twin, target.info)
     return target, drafter
 
 
@@ -56,13 +60,13 @@ def _target(
     settings: ModelSettings, runner: Runner, *, rows_max: int, report: Report
 ) -> LlamaTarget:
     begin = time.monotonic()
-    exact = runner.self_check()
+    exact = choose_shape(runner)
     report(
         f"self-check {time.monotonic() - begin:.1f} s: rows are "
         f"{'independent of their batch' if exact else 'NOT independent; output may vary'}"
     )
     info = _info(settings, runner, exact=exact, report=report)
-    return LlamaTarget(runner, info, kv_octets_max=settings.kv_octets_max, rows_max=rows_max)
+    return LlamaTarget(runner, info, rows_max=rows_max)
 
 
 def load_drafter(
@@ -70,8 +74,9 @@ def load_drafter(
 ) -> ModelDrafter:
     """The draft model's engine; raises ModelError."""
     runner = _load(settings, report=report)
+    choose_shape(runner)
     info = _info(settings, runner, exact=True, report=report)
-    return ModelDrafter(runner, info, kv_octets_max=settings.kv_octets_max, top_k=top_k)
+    return ModelDrafter(runner, info, top_k=top_k)
 
 
 def _load(settings: ModelSettings, *, report: Report) -> Runner:
@@ -91,7 +96,23 @@ def _load(settings: ModelSettings, *, report: Report) -> Runner:
         f"weights {time.monotonic() - begin:.1f} s: {config.architecture}, {config.layers} layers, "
         f"{str(dtype).removeprefix('torch.')} on {device}"
     )
-    return Runner(model)
+    runner = Runner(model, kv_octets_max=settings.kv_octets_max)
+    _check_memory(runner, settings.kv_octets_max / MIB, report)
+    return runner
+
+
+def _check_memory(runner: Runner, have_mib: float, report: Report) -> None:
+    pool = runner.pool
+    if pool.tokens_max < KV_TOKENS_MIN:
+        need_mib = KV_TOKENS_MIN * pool.block_octets / KV_BLOCK_TOKENS / MIB
+        raise ModelError(
+            f"kv_memory: {have_mib:.0f} MiB hold keys and values of {pool.tokens_max} tokens of "
+            f"this model; give at least {need_mib:.0f} MiB, which hold {KV_TOKENS_MIN}"
+        )
+    report(
+        f"keys and values: {have_mib:.0f} MiB for {pool.tokens_max} tokens of all sessions, "
+        f"of one at most {runner.context_max}"
+    )
 
 
 def _device(name: str) -> torch.device:
@@ -125,7 +146,7 @@ def _info(settings: ModelSettings, runner: Runner, *, exact: bool, report: Repor
         model=digest,
         tokenizer=settings.tokenizer or tokenizer_digest(settings.path),
         vocab=model.config.vocab,
-        context_max=model.config.context_max,
-        fingerprint=fingerprint(model),
+        context_max=runner.context_max,
+        fingerprint=fingerprint(runner),
         exact=exact,
     )

@@ -16,18 +16,12 @@ import torch
 import torch.nn.functional as F
 
 from sdcpd.engine.api import ModelError
-from sdcpd.engine.kv import KEY_BLOCK, SessionKv, padded
+from sdcpd.engine.attention import Attention
+from sdcpd.engine.kv_pool import KvPool
+from sdcpd.engine.linear import Linear
 from sdcpd.engine.model_config import ModelConfig
 
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Rows `[first, first + rows)` of a pass are positions `[start, start + rows)` of `kv`."""
-
-    kv: SessionKv
-    first: int
-    rows: int
-    start: int
+LARGEST = 1e15  # no key or value is larger: its product with a query must stay finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +29,15 @@ class Layer:
     """Weights of one layer; q, k, v and gate, up are fused along their outputs."""
 
     norm_in: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     norm_q: torch.Tensor | None
     norm_k: torch.Tensor | None
-    out: torch.Tensor
-    out_bias: torch.Tensor | None
+    out: Linear
     norm_attended: torch.Tensor | None
     """Of what attention adds, where the family has it; likewise for the MLP below."""
     norm_mlp: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    gate_up: Linear
+    down: Linear
     norm_out: torch.Tensor | None
 
 
@@ -94,11 +84,8 @@ class LlamaModel:
         self.dtype = self.embedding.dtype
         self.layers = [self._layer(shaped, tensors, i) for i in range(config.layers)]
         self.norm_out = shaped("model.norm.weight", config.hidden)
-        self.head = (
-            self.embedding
-            if config.tied and "lm_head.weight" not in tensors
-            else take("lm_head.weight")
-        )
+        tied = config.tied and "lm_head.weight" not in tensors
+        self.head = Linear(self.embedding if tied else take("lm_head.weight"))
         self.head_tokens = tensors.pop("d2t").to(device).long() if "d2t" in tensors else None
         if left := [name for name in tensors.names() if not _is_known_extra(name)]:
             others = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -144,42 +131,58 @@ class LlamaModel:
             norm_k=norm("self_attn.k_norm", there=normed, size=c.head_dim),
             norm_attended=norm("post_attention_layernorm", there=gemma),
             norm_out=norm("post_feedforward_layernorm", there=gemma),
-            qkv=torch.cat(
-                [take(f"{attention}{n}.weight", size, c.hidden) for n, size in sizes.items()]
+            qkv=Linear(
+                torch.cat(
+                    [take(f"{attention}{n}.weight", size, c.hidden) for n, size in sizes.items()]
+                ),
+                biases(attention, sizes, needed=c.family.qkv_bias),
             ),
-            qkv_bias=biases(attention, sizes, needed=c.family.qkv_bias),
-            out=take(attention + "o_proj.weight", c.hidden, rows),
-            out_bias=biases(attention, {"o_proj": c.hidden}),
+            out=Linear(
+                take(attention + "o_proj.weight", c.hidden, rows),
+                biases(attention, {"o_proj": c.hidden}),
+            ),
             norm_mlp=take(f"{at}{before_mlp}.weight", c.hidden),
-            gate_up=torch.cat(
-                [take(mlp + "gate_proj.weight", *inner), take(mlp + "up_proj.weight", *inner)]
+            gate_up=Linear(
+                torch.cat(
+                    [take(mlp + "gate_proj.weight", *inner), take(mlp + "up_proj.weight", *inner)]
+                ),
+                biases(mlp, ups),
             ),
-            gate_up_bias=biases(mlp, ups),
-            down=take(mlp + "down_proj.weight", c.hidden, c.intermediate),
-            down_bias=biases(mlp, {"down_proj": c.hidden}),
+            down=Linear(
+                take(mlp + "down_proj.weight", c.hidden, c.intermediate),
+                biases(mlp, {"down_proj": c.hidden}),
+            ),
         )
 
     @torch.inference_mode()
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment]
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        attention: Attention,
+        pool: KvPool,
     ) -> torch.Tensor:
-        """Feed rows `tokens` [R] at `positions` [R], write their KV, return hidden states."""
+        """Feed `tokens` [R] at `positions` [R] and return hidden states [R, hidden].
+
+        The keys and values of the first len(slots) rows are written at those places of the pool;
+        rows behind them fill the pass up.
+        """
         hidden = F.embedding(tokens, self.embedding)
         if self.config.embedding_scale is not None:
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=self.dtype)
-        turns = {rope: (cos[positions], sin[positions]) for rope, (cos, sin) in self._ropes.items()}
-        masks = {
-            window: [self._mask(segment, window) for segment in segments]
-            for window in set(self.config.windows)
+        turns = {
+            rope: (cos[positions][:, None], sin[positions][:, None])
+            for rope, (cos, sin) in self._ropes.items()
         }
         for index, layer in enumerate(self.layers):
-            turn, mask = turns[self.config.ropes[index]], masks[self.config.windows[index]]
-            attended = self._attention(index, layer, hidden, turn, segments, mask)
-            added = F.linear(attended, layer.out, layer.out_bias)
+            queries, keys, values = self._projected(layer, hidden, turns[self.config.ropes[index]])
+            pool.write(index, slots, keys[: len(slots)], values[: len(slots)])
+            added = layer.out(attention.layer(index, queries))
             hidden = hidden + self._normed(added, layer.norm_attended)
-            fused = F.linear(self._norm(hidden, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
+            fused = layer.gate_up(self._norm(hidden, layer.norm_mlp))
             gate, up = fused.chunk(2, dim=-1)
-            added = F.linear(self._activate(gate) * up, layer.down, layer.down_bias)
+            added = layer.down(self._activate(gate) * up)
             hidden = hidden + self._normed(added, layer.norm_out)
         return hidden
 
@@ -190,7 +193,7 @@ class LlamaModel:
         A head over a reduced vocabulary (`d2t` names the token of each of its rows) leaves all
         other tokens impossible.
         """
-        scores = F.linear(self._norm(hidden, self.norm_out), self.head).float()
+        scores = self.head(self._norm(hidden, self.norm_out)).float()
         if self.head_tokens is None:
             return scores
         full = torch.full((len(scores), self.config.vocab), float("-inf"), device=self.device)
@@ -212,31 +215,13 @@ class LlamaModel:
             return F.gelu(gate, approximate="tanh")
         return F.silu(gate)
 
-    def _mask(self, segment: Segment, window: int | None) -> torch.Tensor:
-        """Additive causal mask [group * rows, keys] of a segment, keys padded to KEY_BLOCK."""
-        end = segment.start + segment.rows
-        keys = torch.arange(padded(end, KEY_BLOCK), device=self.device)
-        queries = torch.arange(segment.start, end, device=self.device)
-        mask = torch.zeros(segment.rows, len(keys), dtype=self.dtype, device=self.device)
-        mask.masked_fill_(keys[None, :] > queries[:, None], float("-inf"))
-        if window is not None:
-            mask.masked_fill_(keys[None, :] <= queries[:, None] - window, float("-inf"))
-        return mask.repeat(self.config.heads // self.config.kv_heads, 1)
-
-    def _attention(
-        self,
-        index: int,
-        layer: Layer,
-        hidden: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        segments: Sequence[Segment],
-        masks: list[torch.Tensor],
-    ) -> torch.Tensor:
-        c = self.config
-        cos, sin = turn
-        fused = F.linear(self._norm(hidden, layer.norm_in), layer.qkv, layer.qkv_bias)
-        rows = fused.shape[0]
-        fused = fused.view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
+    def _projected(
+        self, layer: Layer, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values [R, heads of each, head_dim] of a layer's rows."""
+        c, (cos, sin) = self.config, turn
+        fused = layer.qkv(self._norm(hidden, layer.norm_in))
+        fused = fused.view(len(hidden), c.heads + 2 * c.kv_heads, c.head_dim)
         turned = fused[:, : c.heads + c.kv_heads]
         if layer.norm_q is not None and layer.norm_k is not None:
             asked, kept = turned[:, : c.heads], turned[:, c.heads :]
@@ -245,27 +230,15 @@ class LlamaModel:
             )
         half = c.head_dim // 2
         rotated = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
-        turned = turned * cos[:, None] + rotated * sin[:, None]
-        queries, keys = turned[:, : c.heads], turned[:, c.heads :]
-        values = fused[:, c.heads + c.kv_heads :]
-        result = torch.zeros(rows, c.heads * c.head_dim, dtype=self.dtype, device=self.device)
-        for segment, mask in zip(segments, masks, strict=True):
-            part = slice(segment.first, segment.first + segment.rows)
-            where = slice(segment.start, segment.start + segment.rows)
-            segment.kv.keys[index, :, where] = keys[part].transpose(0, 1)
-            segment.kv.values[index, :, where] = values[part].transpose(0, 1)
-            # The queries of a group share their key head: the group is laid out as more rows.
-            asked = queries[part].transpose(0, 1).reshape(c.kv_heads, -1, c.head_dim)
-            seen = F.scaled_dot_product_attention(
-                asked[None],
-                segment.kv.keys[None, index, :, : mask.shape[1]],
-                segment.kv.values[None, index, :, : mask.shape[1]],
-                attn_mask=mask,
-                scale=c.attention_scale,
-            )
-            seen = seen.view(c.heads, segment.rows, c.head_dim).transpose(0, 1)
-            result[part] = seen.reshape(segment.rows, -1)
-        return result
+        turned = turned * cos + rotated * sin
+        # Sessions read over each other's rows and mask them: 0 times what is not finite is not 0.
+        keys = _finite(turned[:, c.heads :])
+        return turned[:, : c.heads], keys, _finite(fused[:, c.heads + c.kv_heads :])
+
+
+def _finite(rows: torch.Tensor) -> torch.Tensor:
+    largest = min(LARGEST, torch.finfo(rows.dtype).max)
+    return rows.clamp(-largest, largest).nan_to_num_(0.0)
 
 
 def _is_known_extra(name: str) -> bool:

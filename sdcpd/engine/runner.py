@@ -1,25 +1,38 @@
 """One pass over many sessions in shapes that make every row independent of the others.
 
-Measured on CPU with torch 2.13: a linear layer's row is bit-equal whatever stands beside it if the
-row count is a multiple of 16, and an attention row if there are at least 4 query rows.  So each
-session's rows are padded to a multiple of 4 and the pass to a multiple of 16.
+A linear layer's row is bit-equal whatever stands beside it if the number of rows is a multiple of
+`Shape.rows`, and an attention row if keys come in certain lengths (attention.py).
+What suffices depends on the device, the type and the libraries: `self_check` finds it out.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from sdcpd.engine.api import ContextFull
-from sdcpd.engine.kv import KEY_BLOCK, SessionKv, padded
-from sdcpd.engine.model import LlamaModel, Segment
+from sdcpd.engine.attention import Attention, Segment
+from sdcpd.engine.kv import SessionKv, padded
+from sdcpd.engine.kv_pool import KvPool, pool_positions
+from sdcpd.engine.model import LlamaModel
 
-ROWS_MULTIPLE = 16
-SEGMENT_MULTIPLE = 4
 PASS_ROWS_MAX = 128  # rows of one pass; beyond it nothing was measured, and latency grows
+KV_OCTETS = 64 << 20  # where nobody says how much
+
+
+class Shape(NamedTuple):
+    """The rows of a pass are a multiple of `rows`; `keys` are those that short texts attend."""
+
+    rows: int
+    keys: tuple[int, ...] = ()
+
+
+SHAPES = (Shape(4, (128, 384)), Shape(4), Shape(16))
+"""From the cheapest to the safest.  With torch 2.13 on CPU the first holds in bfloat16 and in
+binary32: products over 256 keys, or 768, would add up in another order than over those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,95 +47,73 @@ class Feed:
 class Runner:
     """Prepare, forward, gather: the only code that knows the shapes of a pass."""
 
-    def __init__(self, model: LlamaModel) -> None:
-        self.model = model
+    def __init__(
+        self, model: LlamaModel, *, kv_octets_max: int = KV_OCTETS, shape: Shape = SHAPES[-1]
+    ) -> None:
+        self.model, self.shape = model, shape
+        c = model.config
+        self.pool = KvPool(
+            layers=c.layers,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            octets_max=kv_octets_max,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self.context_max = min(c.context_max, self.pool.tokens_max)
 
     def new_kv(self) -> SessionKv:
         """An empty KV of this model."""
-        c = self.model.config
-        return SessionKv(
-            c.layers, c.kv_heads, c.head_dim, dtype=self.model.dtype, device=self.model.device
-        )
+        return SessionKv(self.pool)
 
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
         """One pass; returns for each feed its wanted scores [scores, V] in binary32.
 
-        Raises ContextFull before anything is written if a feed does not fit the context.
+        Raises ContextFull before anything is written if a feed does not fit the context, and KvFull
+        if there is no room for one.
         """
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[Segment] = []
         wanted: list[int] = []
-        limit = self.model.config.context_max
         for feed in feeds:
             start, count = len(feed.kv.tokens), len(feed.tokens)
-            if start + count > limit:
+            if start + count > self.context_max:
                 raise ContextFull(
-                    f"{start + count} tokens do not fit the model's context of {limit}"
+                    f"{start + count} tokens do not fit the model's context of {self.context_max}"
                 )
-            first, rows = len(tokens), padded(count, SEGMENT_MULTIPLE)
-            segments.append(Segment(feed.kv, first, rows, start))
-            tokens += [*feed.tokens, *[0] * (rows - count)]
-            # Padding rows repeat a legal position; their output and KV are never used.
-            positions += [min(start + i, limit - 1) for i in range(rows)]
-            wanted += range(first + count - feed.scores, first + count)
-            feed.kv.reserve(padded(start + rows, KEY_BLOCK))
-        fill = padded(len(tokens), ROWS_MULTIPLE) - len(tokens)
-        device = self.model.device
-        hidden = self.model.forward(
-            torch.tensor(tokens + [0] * fill, device=device),
-            torch.tensor(positions + [0] * fill, device=device),
-            segments,
-        )
+            feed.kv.reserve(start + count)
+            feed.kv.own(start)
+            segments.append(Segment(len(tokens), count, start, tuple(feed.kv.table)))
+            tokens += feed.tokens
+            positions += range(start, start + count)
+            wanted += range(len(tokens) - feed.scores, len(tokens))
+        hidden = self._forward(tokens, positions, segments)
         for feed in feeds:
             feed.kv.tokens.extend(feed.tokens)
         return self._scores(hidden, wanted, [feed.scores for feed in feeds])
+
+    def _forward(
+        self, tokens: list[int], positions: list[int], segments: Sequence[Segment]
+    ) -> torch.Tensor:
+        device, model = self.model.device, self.model
+        slots = torch.cat([pool_positions(one.table, one.start, one.rows) for one in segments])
+        fill = [0] * (padded(len(tokens), self.shape.rows) - len(tokens))
+        attention = Attention(model.config, self.pool, segments, short_keys=self.shape.keys)
+        return model.forward(
+            torch.tensor(tokens + fill, device=device),
+            torch.tensor(positions + fill, device=device),
+            slots.to(device),
+            attention,
+            self.pool,
+        )
 
     def _scores(
         self, hidden: torch.Tensor, wanted: list[int], counts: list[int]
     ) -> list[torch.Tensor]:
         if not wanted:
             return [torch.empty(0)] * len(counts)
-        fill = padded(len(wanted), ROWS_MULTIPLE) - len(wanted)
+        fill = padded(len(wanted), self.shape.rows) - len(wanted)
         rows = torch.tensor(wanted + [wanted[0]] * fill, device=hidden.device)
         logits = self.model.logits(hidden[rows])[: len(wanted)]
         return list(logits.split(counts))
-
-    def self_check(self, *, seed: int = 0) -> bool:
-        """Whether rows come out bit-equal alone, in pieces, among strangers, at any length.
-
-        The same tokens are fed in whole passes, in uneven chunks and one by one, with and without
-        other sessions beside them, over lengths below and above a block of keys.
-        """
-        chooser = random.Random(seed)
-        vocab = self.model.config.vocab
-        length = min(KEY_BLOCK + 64, self.model.config.context_max)
-        text = [chooser.randrange(vocab) for _ in range(length)]
-        tail = length - 24
-        for start in (180, tail):
-            wanted = self._fed(text, start, [PASS_ROWS_MAX], [24], stranger=0)
-            for chunks, pieces, stranger in (
-                ([96, 20], [1, 2, 5, 16], 0),
-                ([100], [1, 1, 1, 21], 37),
-            ):
-                if not torch.equal(wanted, self._fed(text, start, chunks, pieces, stranger)):
-                    return False
-        return True
-
-    def _fed(
-        self, text: list[int], start: int, chunks: list[int], pieces: list[int], stranger: int
-    ) -> torch.Tensor:
-        """Scores of the 24 tokens from `start`, fed in `pieces` after chunks of those sizes."""
-        kv, at, turn = self.new_kv(), 0, 0
-        while at < start:
-            count = min(chunks[turn % len(chunks)], start - at)
-            self.run([Feed(kv, text[at : at + count])])
-            at, turn = at + count, turn + 1
-        rows = []
-        for piece in pieces:
-            feeds = [Feed(kv, text[at : at + piece], piece)]
-            if stranger:
-                feeds.insert(0, Feed(self.new_kv(), text[:stranger], 1))
-            rows.append(self.run(feeds)[-1])
-            at += piece
-        return torch.cat(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from sdcpd.engine.accept import accept
 from sdcpd.engine.api import EngineInfo, Prefix, Score, Scored
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_blocks import decode_blocks, read_blocks
+from sdcpd.engine.kv_memory import KvMemory
 from sdcpd.engine.kv_object import KvKind, KvRows, decode_kv, encode_kv
 from sdcpd.engine.rows import check_rows
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
@@ -23,11 +25,14 @@ log = logging.getLogger("sdcpd.engine")
 class _Job:
     """Feeds a prefix and, when scoring, the proposed tokens after it."""
 
-    def __init__(self, prefix: list[int], scores: int, key: tuple[bytes, int]) -> None:
-        self.key = key
-        self.result: Scored | None = None
-        self._tokens = prefix
-        self._scores = scores
+    def __init__(
+        self, key: tuple[bytes, int], text: list[int], scope: bytes, proposed: Sequence[int] = ()
+    ) -> None:
+        self.key, self.text, self.scope = key, text, scope
+        self.positions = len(text) + len(proposed)
+        self.result: Any = None
+        self._tokens = [*text, *proposed] if proposed else text
+        self._scores = 0
         self._kv: SessionKv | None = None
 
     def begin(self, kv: SessionKv) -> None:
@@ -59,22 +64,30 @@ class _Job:
 class _PrepareJob(_Job):
     """Feeds what `rows`, computed before for the first tokens, do not cover."""
 
-    def __init__(self, prefix: list[int], key: tuple[bytes, int], rows: KvRows | None) -> None:
-        super().__init__(prefix, 0, key)
+    def __init__(
+        self, key: tuple[bytes, int], text: list[int], scope: bytes, rows: KvRows | None
+    ) -> None:
+        super().__init__(key, text, scope)
         self._rows = rows
+        self.result = 0  # how many tokens need not be computed, nor were for this session
 
     def begin(self, kv: SessionKv) -> None:
         super().begin(kv)
-        if self._rows is not None and self._rows.positions > len(kv.tokens):
-            first = self._tokens[: self._rows.positions]
-            kv.load(first, self._rows.keys, self._rows.values)
+        self.result, kv.adopted = kv.adopted, 0
+        rows = self._rows
+        if rows is not None and rows.positions > len(kv.tokens):
+            positions = min(rows.positions, len(self._tokens))
+            kv.load(self._tokens[:positions], rows.keys, rows.values)
+            self.result = positions
+            log.info("KV of %d positions loaded", rows.positions)
 
 
 class _ScoreJob(_Job):
     def __init__(self, prefix: list[int], work: Score) -> None:
         super().__init__(
-            prefix + list(work.proposed), len(work.proposed) + 1, (work.session, work.epoch)
+            (work.session, work.epoch), prefix, work.prefix.scope, proposed=work.proposed
         )
+        self._scores = len(work.proposed) + 1
         self._work = work
 
     def take(self, scores: torch.Tensor, pass_s: float) -> bool:
@@ -88,18 +101,13 @@ class _ScoreJob(_Job):
 class LlamaTarget:
     """Scores proposals of many sessions in shared passes."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        info: EngineInfo,
-        *,
-        kv_octets_max: int,
-        rows_max: int = PASS_ROWS_MAX,
-    ) -> None:
+    def __init__(self, runner: Runner, info: EngineInfo, *, rows_max: int = PASS_ROWS_MAX) -> None:
         self.info = info
         self._begin = _begin(runner)
-        self._kind = KvKind.of(info, runner.new_kv())
-        self.worker = Worker(runner, rows_max=rows_max, kv_octets_max=kv_octets_max, name="target")
+        self._kind = KvKind.of(info, runner.pool)
+        # Where rows depend on what stands beside them, KV of another text would change output.
+        memory = KvMemory(runner.pool, reuse=info.exact)
+        self.worker = Worker(runner, memory, rows_max=rows_max, name="target")
 
     async def prepare(
         self,
@@ -117,12 +125,11 @@ class LlamaTarget:
             rows = await asyncio.to_thread(decode_kv, kv, kind=self._kind, tokens=tokens)
         if rows is None and blocks:
             rows = await asyncio.to_thread(decode_blocks, blocks, kind=self._kind)
-        if rows is not None:
-            log.info("KV of %d positions loaded", rows.positions)
         # The last token is fed with the first round, whether an object has its rows or not.
-        if len(tokens) > 1:
-            await self.worker.run(_PrepareJob(tokens[:-1], (session, epoch), rows))
-        return 0 if rows is None else min(rows.positions, len(tokens) - 1)
+        if len(tokens) == 1:
+            return 0
+        job = _PrepareJob((session, epoch), tokens[:-1], prefix.scope, rows)
+        return int(await self.worker.run(job))
 
     async def blocks(
         self, session: bytes, epoch: int, tokens: Sequence[int], first: int

@@ -1,7 +1,7 @@
 """One thread owns the device: it gathers waiting work into passes and hands results back.
 
-Sessions' KV lives in that thread alone.  It is a cache: when it outgrows its budget the session
-used longest ago is dropped and, should it come back, computed again from its tokens.
+Sessions' KV lives in that thread alone (kv_memory.py).  Work for which there is no room now is
+parked, and tried again whenever something has ended.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from sdcpd.engine.api import ContextFull, EngineError
+from sdcpd.engine.kv import SessionKv
+from sdcpd.engine.kv_memory import KvMemory
 from sdcpd.engine.scheduler import plan
 
 log = logging.getLogger("sdcpd.engine")
 T = TypeVar("T")
 
 
-class Kv(Protocol):
-    """Per-session state of a model."""
-
-    @property
-    def octets(self) -> int: ...
+PARKED_S = 0.05  # how often parked work is looked at where nothing ends
 
 
 class Job(Protocol):
@@ -36,7 +33,19 @@ class Job(Protocol):
     def key(self) -> Hashable:
         """Which session's KV it works on."""
 
-    def begin(self, kv: Any) -> None:
+    @property
+    def text(self) -> Sequence[int]:
+        """The tokens that are its session's for good; another's may begin alike."""
+
+    @property
+    def scope(self) -> bytes:
+        """Whose texts may begin with each other's KV."""
+
+    @property
+    def positions(self) -> int:
+        """How many positions its session has at most when it is done."""
+
+    def begin(self, kv: SessionKv) -> None:
         """Attach the session's KV and find out what is still to be fed."""
 
     @property
@@ -53,8 +62,6 @@ class Job(Protocol):
 
 class Pass(Protocol):
     """What runs a pass: `engine.runner.Runner`, or a fake."""
-
-    def new_kv(self) -> Any: ...
 
     def run(self, feeds: Sequence[Any]) -> Sequence[Any]: ...
 
@@ -95,14 +102,13 @@ class Worker:
     """Runs jobs in batches on a thread of its own."""
 
     def __init__(
-        self, runner: Pass, *, rows_max: int, kv_octets_max: int, name: str = "engine"
+        self, runner: Pass, memory: KvMemory, *, rows_max: int, name: str = "engine"
     ) -> None:
-        self._runner = runner
+        self._runner, self._memory = runner, memory
         self._rows_max = rows_max
-        self._kv_octets_max = kv_octets_max
         self._inbox: queue.SimpleQueue[_Ticket | Callable[[], None] | None] = queue.SimpleQueue()
-        self._kv: OrderedDict[Hashable, Any] = OrderedDict()
         self._waiting: list[_Ticket] = []
+        self._parked: list[_Ticket] = []
         self.pass_s = 0.0
         """Smoothed duration of a pass in seconds."""
         self.passes = 0
@@ -120,7 +126,12 @@ class Worker:
         self._inbox.put(_Ticket(job, future))
         return await future
 
-    async def read(self, key: Hashable, use: Callable[[Any], T]) -> T | None:
+    @property
+    def parked(self) -> int:
+        """How many pieces of work wait for memory."""
+        return len(self._parked)
+
+    async def read(self, key: Hashable, use: Callable[[SessionKv], T]) -> T | None:
         """What `use` makes, on the thread, of a session's KV; None where there is none.
 
         Raises EngineError when `use` fails or the engine is stopping.
@@ -133,7 +144,7 @@ class Worker:
         def look() -> None:
             found, error = None, None
             try:
-                if (kv := self._kv.get(key)) is not None:
+                if (kv := self._memory.get(key)) is not None:
                     found = use(kv)
             except Exception as e:
                 log.exception("a session's KV could not be read")
@@ -145,7 +156,7 @@ class Worker:
 
     def forget(self, key: Hashable) -> None:
         """Drop a session's KV once no pass uses it."""
-        self._inbox.put(lambda: self._kv.pop(key, None) and None)
+        self._inbox.put(lambda: self._memory.forget(key))
 
     async def aclose(self) -> None:
         """Finish the pass at hand and end the thread; waiting work fails."""
@@ -155,45 +166,69 @@ class Worker:
 
     def _main(self) -> None:
         while self._collect():
+            self._unpark()
             if self._waiting:
                 self._step()
-            self._shrink()  # also where all was loaded and nothing had to be computed
             self.beat = time.monotonic()
-        for ticket in self._waiting:
+        for ticket in self._waiting + self._parked:
             ticket.finish(EngineError("the engine is stopping"))
 
     def _collect(self) -> bool:
         """Take in what has arrived; blocks when there is nothing to do. False to stop."""
         block = not self._waiting
         while True:
+            limit_s = PARKED_S if self._parked else 1.0
             try:
-                item = self._inbox.get(block=block, timeout=1.0 if block else None)
+                item = self._inbox.get(block=block, timeout=limit_s if block else None)
             except queue.Empty:
                 return True
             block = False
             if item is None:
                 return False
             if isinstance(item, _Ticket):
-                self._admit(item)
+                self._parked.append(item)
             else:
                 item()
 
-    def _admit(self, ticket: _Ticket) -> None:
-        key = ticket.job.key
+    def _unpark(self) -> None:
+        """Let in what there is room for; who is new here waits behind those that wait already."""
+        behind = False
+        for ticket in list(self._parked):
+            new = ticket.job.key not in self._memory
+            if ticket.future.cancelled():
+                self._parked.remove(ticket)
+            elif not (new and behind):
+                behind = not self._admit(ticket) or behind
+
+    def _admit(self, ticket: _Ticket) -> bool:
+        """Begin a job, or fail it; False if there is no room for it yet."""
+        job = ticket.job
+        busy = {other.job.key for other in self._waiting}
         try:
-            kv = self._kv.pop(key, None) or self._runner.new_kv()
-            self._kv[key] = kv
-            ticket.job.begin(kv)
-            left = ticket.rows_left
+            kv = self._memory.enter(
+                job.key, job.text, positions=job.positions, scope=job.scope, busy=busy
+            )
+            if kv is None:
+                return False
+            job.begin(kv)
+            left = job.rows_left
         except Exception as e:
-            log.exception("a job could not begin")
-            self._kv.pop(key, None)
-            ticket.finish(EngineError(f"the work could not begin: {e}"))
-            return
+            self._refuse(ticket, e)
+            return True
+        self._parked.remove(ticket)
         if left > 0:
             self._waiting.append(ticket)
         else:
             ticket.finish()  # all of it was computed before; an empty pass is none
+        return True
+
+    def _refuse(self, ticket: _Ticket, error: Exception) -> None:
+        self._parked.remove(ticket)
+        if not isinstance(error, EngineError):
+            log.error("work could not begin", exc_info=error)
+            error = EngineError(f"the work could not begin: {error}")
+        self._memory.drop(ticket.job.key)
+        ticket.finish(error)
 
     def _step(self) -> None:
         self._waiting = [t for t in self._waiting if not t.future.cancelled()]
@@ -227,6 +262,8 @@ class Worker:
             self._fail(ticket, e)
             return
         if done:
+            job = ticket.job
+            self._memory.settle(job.key, len(job.text), job.scope)
             self._waiting.remove(ticket)
             ticket.finish()
 
@@ -236,14 +273,6 @@ class Worker:
         if not isinstance(error, EngineError):
             error = EngineError(f"the pass failed: {error}")
         # What the pass left behind is unknown: the next job computes from the tokens.
-        self._kv.pop(ticket.job.key, None)
+        self._memory.drop(ticket.job.key)
         self._waiting.remove(ticket)
         ticket.finish(error)
-
-    def _shrink(self) -> None:
-        busy = {ticket.job.key for ticket in self._waiting}
-        total = sum(kv.octets for kv in self._kv.values())
-        for key in [k for k in self._kv if k not in busy]:
-            if total <= self._kv_octets_max:
-                return
-            total -= self._kv.pop(key).octets

@@ -123,7 +123,7 @@ def drafter_of(directory: Path, *, model: bytes = b"m", fingerprint: str = "here
     """A drafter with a directory's weights; its digests are made up."""
     runner = runner_of(directory)
     info = EngineInfo("tiny", model, b"t", runner.model.config.vocab, 512, fingerprint, True)
-    return ModelDrafter(runner, info, kv_octets_max=1 << 30)
+    return ModelDrafter(runner, info)
 
 
 def dense(draft: Draft) -> bytes:

@@ -27,7 +27,7 @@ def edited(source: Path, folder: Path, **members: Any) -> Path:
 
 def test_the_same_directory_twice_is_one_engine(tiny: tuple[Any, Path], tmp_path: Path) -> None:
     copy = edited(tiny[1], tmp_path / "copy")
-    assert fingerprint(runner_of(tiny[1]).model) == fingerprint(runner_of(copy).model)
+    assert fingerprint(runner_of(tiny[1])) == fingerprint(runner_of(copy))
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_a_shape_that_was_edited_is_another_engine(
     """Its weights have the digest that they had, and its KV is no longer the same."""
     other = edited(tiny[1], tmp_path / "edited", **members)
     assert model_digest(other) == model_digest(tiny[1])
-    assert fingerprint(runner_of(other).model) != fingerprint(runner_of(tiny[1]).model)
+    assert fingerprint(runner_of(other)) != fingerprint(runner_of(tiny[1]))
 
 
 def test_dtypes_and_threads_are_others(tiny: tuple[Any, Path]) -> None:
-    prints = {fingerprint(runner_of(tiny[1], dtype).model) for dtype in (torch.float32, torch.half)}
+    prints = {fingerprint(runner_of(tiny[1], dtype)) for dtype in (torch.float32, torch.half)}
     torch.set_num_threads(2)
-    prints.add(fingerprint(runner_of(tiny[1]).model))
+    prints.add(fingerprint(runner_of(tiny[1])))
     torch.set_num_threads(1)
     assert len(prints) == 3
 

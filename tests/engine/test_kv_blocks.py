@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,9 @@ async def test_drafts_after_blocks_are_those_without(
     drafter = drafter_of(tiny[1])
 
     def work(session: bytes, tokens: list[int]) -> DraftWork:
-        return DraftWork(session, Prefix(tokens, len(tokens), 90), 4, rule, sampling, 0, 160)
+        scope = session + bytes([len(tokens)])  # in which nobody else has begun alike
+        prefix = Prefix(tokens, len(tokens), 90, scope)
+        return DraftWork(session, prefix, 4, rule, sampling, 0, 160)
 
     await drafter.draft(work(b"a", TEXT))
     blocks = await drafter.blocks(b"a", TEXT, 0)
@@ -107,28 +108,3 @@ async def test_drafts_after_blocks_are_those_without(
         drafter.forget(b"b")
         drafter.forget(b"c")
     await drafter.aclose()
-
-
-async def test_memory_is_kept_to_its_budget_where_all_is_loaded(spied: Spied) -> None:
-    """No pass is run for a text whose blocks are all there."""
-    text = [*TEXT, *TEXT][: 2 * KV_BLOCK_TOKENS + 1]
-    await spied.target.prepare(b"a", 1, Prefix(text, len(text), 90))
-    blocks = await spied.target.blocks(b"a", 1, text, 0)
-    worker = spied.target.worker
-    worker._kv_octets_max = one = next(iter(worker._kv.values())).octets
-    for number in range(6):
-        session = bytes([number])
-        reused = await spied.target.prepare(session, 1, Prefix(text, len(text), 90), blocks=blocks)
-        assert reused == 2 * KV_BLOCK_TOKENS
-    # A read is made at the beginning of a turn of the thread; memory is counted at its end.
-    counted = asyncio.Event()
-    loop, shrink = asyncio.get_running_loop(), worker._shrink
-
-    def count() -> None:
-        shrink()
-        loop.call_soon_threadsafe(counted.set)
-
-    worker._shrink = count  # type: ignore[method-assign]
-    await worker.read((b"none", 1), lambda _: None)
-    await counted.wait()
-    assert sum(kv.octets for kv in worker._kv.values()) <= one

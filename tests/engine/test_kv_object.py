@@ -244,7 +244,7 @@ async def test_only_what_is_there_is_exported(spied: Spied) -> None:
     assert await spied.target.export(b"a", 1, 89) is not None
     for session, epoch, tokens in ((b"a", 1, 90), (b"a", 1, 0), (b"a", 2, 5), (b"z", 1, 5)):
         assert await spied.target.export(session, epoch, tokens) is None
-    assert list(spied.target.worker._kv) == [(b"a", 1)]
+    assert spied.target.worker._memory.sessions() == [(b"a", 1)]
     spied.target.forget(b"a", 1)
     assert await spied.target.export(b"a", 1, 5) is None
 

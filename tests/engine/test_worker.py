@@ -10,15 +10,22 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from sdcpd.engine import worker as worker_module
 from sdcpd.engine.api import ContextFull, EngineError
+from sdcpd.engine.kv import SessionKv
+from sdcpd.engine.kv_memory import KvMemory
+from sdcpd.engine.kv_pool import KvPool
 from sdcpd.engine.scheduler import plan
 from sdcpd.engine.worker import Worker
 
 
-class Kv:
-    octets = 1
+def memory() -> KvMemory:
+    """For a thousand tokens of a very small model."""
+    small = {"layers": 1, "kv_heads": 1, "head_dim": 2}
+    pool = KvPool(**small, octets_max=1 << 14, dtype=torch.float32, device=torch.device("cpu"))
+    return KvMemory(pool)
 
 
 @dataclass
@@ -29,8 +36,11 @@ class Job:
     rows: int = 1
     broken: bool = False
     result: Any = "done"
+    text: Sequence[int] = ()
+    scope: bytes = b""
+    positions: int = 1
 
-    def begin(self, kv: Kv) -> None:
+    def begin(self, kv: SessionKv) -> None:
         if self.broken:
             raise ValueError("cannot begin")
 
@@ -51,9 +61,6 @@ class Pass:
 
     passes: list[list[Any]] = field(default_factory=list)
 
-    def new_kv(self) -> Kv:
-        return Kv()
-
     def run(self, feeds: Sequence[Any]) -> Sequence[Any]:
         self.passes.append(list(feeds))
         if "full" in feeds:
@@ -63,7 +70,7 @@ class Pass:
 
 @pytest.fixture
 async def worker() -> AsyncIterator[Worker]:
-    made = Worker(Pass(), rows_max=128, kv_octets_max=1 << 20)
+    made = Worker(Pass(), memory(), rows_max=128)
     yield made
     await made.aclose()
 
@@ -90,7 +97,7 @@ async def test_work_that_is_done_already_needs_no_pass(worker: Worker) -> None:
 
 
 async def test_work_after_the_end_is_refused() -> None:
-    worker = Worker(Pass(), rows_max=128, kv_octets_max=1 << 20)
+    worker = Worker(Pass(), memory(), rows_max=128)
     await worker.aclose()
     with pytest.raises(EngineError):
         await asyncio.wait_for(worker.run(Job("a")), 5)
@@ -120,7 +127,7 @@ async def test_a_single_job_waits_for_no_batch() -> None:
     runner = Pass()
     no_sleep = patch.object(worker_module.time, "sleep", side_effect=AssertionError("a window"))
     with patch.object(worker_module.queue, "SimpleQueue", Watched), no_sleep:
-        worker = Worker(runner, rows_max=8, kv_octets_max=100)
+        worker = Worker(runner, memory(), rows_max=8)
         made.append(worker)
         for key in range(5):
             await worker.run(Job(key))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sdcpd.engine.api import Prefix, Score
+from sdcpd.engine.kv_memory import KvMemory
 from sdcpd.engine.runner import Feed
 from sdcpd.engine.target import LlamaTarget
 from sdcpd.protocol.messages import Sampling
@@ -22,6 +23,8 @@ class Spied:
         self.target = target
         self.fed = 0
         self.scores: list[torch.Tensor] = []
+        # What one session may have of another is looked at elsewhere (test_kv_memory.py).
+        target.worker._memory = KvMemory(target.worker._memory.pool, reuse=False)
         self._run = target.worker._runner.run
         target.worker._runner.run = self._spy  # type: ignore[method-assign]
 

@@ -1,0 +1,187 @@
+"""The memory for keys and values of all sessions of a model: one budget in blocks of positions.
+
+Keys and values are [layers, kv_heads, positions, head_dim]; a block is KV_BLOCK_TOKENS positions of
+all layers.  A session has a table of blocks (kv.py).  Blocks that follow each other are read where
+they lie; a table in pieces is gathered for each pass, so whoever allocates looks for runs.  Blocks
+are counted by those that use them: sessions whose texts begin alike may share them.
+
+What is read may reach into blocks of others, up to a whole number of attended keys: those are
+masked, and since no row that is not finite is ever written, what is masked adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from sdcpd.engine.api import KV_BLOCK_TOKENS
+
+KEYS_BEYOND = 512  # positions behind the last block, so that whole key blocks can be read there
+
+
+class KvFull(Exception):
+    """There are not as many free blocks as asked for."""
+
+
+class KvPool:
+    """Blocks, and how many use each; used by the engine's thread alone."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        octets_max: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layers, self.kv_heads, self.head_dim = layers, kv_heads, head_dim
+        self.dtype, self.device = dtype, device
+        self.block_octets = 2 * layers * kv_heads * head_dim * dtype.itemsize * KV_BLOCK_TOKENS
+        self.blocks = octets_max // self.block_octets
+        positions = self.blocks * KV_BLOCK_TOKENS + KEYS_BEYOND
+        shape = (layers, kv_heads, positions, head_dim)
+        self.keys, self.values = (_zeros(shape, dtype, device) for _ in range(2))
+        self._users = np.zeros(self.blocks, dtype=np.int32)
+        self.free = self.blocks
+
+    @property
+    def tokens_max(self) -> int:
+        """Positions that fit in all."""
+        return self.blocks * KV_BLOCK_TOKENS
+
+    # ---- blocks
+
+    def allocate(self, count: int, *, after: int | None = None) -> list[int]:
+        """Take free blocks, if possible those behind `after` and in one run; raises KvFull."""
+        if count > self.free:
+            raise KvFull(f"{count} blocks of keys and values are wanted, {self.free} are free")
+        taken: list[int] = []
+        at = self.blocks if after is None else after + 1
+        while len(taken) < count and at < self.blocks and not self._users[at]:
+            taken.append(at)
+            at += 1
+        self._use(taken)
+        while len(taken) < count:
+            more = self._in_largest_gap(count - len(taken))
+            self._use(more)
+            taken += more
+        return taken
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Count one more user of blocks that are in use."""
+        np.add.at(self._users, np.asarray(blocks, dtype=np.intp), 1)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Count one user less; a block without users is free."""
+        for block in blocks:
+            self._users[block] -= 1
+            assert self._users[block] >= 0, "released more often than taken"
+            self.free += not self._users[block]
+
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one uses a block."""
+        return bool(self._users[block] > 1)
+
+    def is_used(self, block: int) -> bool:
+        """Whether anybody uses a block."""
+        return bool(self._users[block])
+
+    def longest_run(self) -> int:
+        """How many free blocks follow each other at most."""
+        return max((length for _, length in self._gaps()), default=0)
+
+    def _use(self, blocks: Sequence[int]) -> None:
+        self._users[blocks] = 1
+        self.free -= len(blocks)
+
+    def _in_largest_gap(self, count: int) -> list[int]:
+        start, length = max(self._gaps(), key=lambda gap: gap[1])
+        if start and length > 2 * count:
+            start += (length - count) // 2  # whoever ends before this gap may grow into it
+        return list(range(start, start + min(count, length)))
+
+    def _gaps(self) -> Iterable[tuple[int, int]]:
+        used = np.concatenate(([True], self._users > 0, [True]))
+        edges = np.flatnonzero(np.diff(used))
+        return [(int(a), int(b - a)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+    # ---- rows
+
+    def write(
+        self, layer: int, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Put rows [n, kv_heads, head_dim] at pool positions [n]."""
+        self.keys[layer].index_copy_(1, positions, keys.transpose(0, 1))
+        self.values[layer].index_copy_(1, positions, values.transpose(0, 1))
+
+    def read(self, layer: int, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv_heads, place.length, head_dim] of a layer."""
+        keys, values = self.keys[layer], self.values[layer]
+        if place.blocks is None:
+            part = slice(place.first, place.first + place.length)
+            return keys[:, part], values[:, part]
+        return self._gathered(keys, place), self._gathered(values, place)
+
+    def _gathered(self, rows: torch.Tensor, place: Place) -> torch.Tensor:
+        whole = rows[:, : self.tokens_max].view(self.kv_heads, self.blocks, -1)
+        assert place.blocks is not None, "a run is read where it lies"
+        picked = whole.index_select(1, place.blocks)
+        return picked.view(self.kv_heads, -1, self.head_dim)[:, : place.length]
+
+    def copy(self, blocks: Sequence[int], to: Sequence[int]) -> None:
+        """Copy the rows of blocks into others, which are none of them."""
+        for rows in (self.keys, self.values):
+            for old, new in zip(blocks, to, strict=True):
+                rows[:, :, _part(new)] = rows[:, :, _part(old)]
+
+    def get(
+        self, table: Sequence[int], positions: int, start: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy of keys and values [layers, kv_heads, n, head_dim] of a table's positions."""
+        at = pool_positions(table, start, positions).to(self.device)
+        return self.keys.index_select(2, at), self.values.index_select(2, at)
+
+    def put(self, table: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Fill a table's first positions with rows [layers, kv_heads, n, head_dim]."""
+        at = pool_positions(table, 0, keys.shape[2]).to(self.device)
+        self.keys.index_copy_(2, at, keys.to(self.device))
+        self.values.index_copy_(2, at, values.to(self.device))
+
+
+class Place:
+    """Where a table's positions up to a length are read: one run, or blocks to gather."""
+
+    __slots__ = ("blocks", "first", "length")
+
+    def __init__(self, table: Sequence[int], length: int, device: torch.device) -> None:
+        self.length = length
+        self.first = table[0] * KV_BLOCK_TOKENS
+        self.blocks: torch.Tensor | None = None
+        count = -(-length // KV_BLOCK_TOKENS)
+        used = list(table[:count])
+        if used != list(range(table[0], table[0] + len(used))):
+            used += used[-1:] * (count - len(used))  # any will do: what is beyond is masked
+            self.blocks = torch.tensor(used, device=device)
+
+
+def pool_positions(table: Sequence[int], start: int, count: int) -> torch.Tensor:
+    """Pool positions [count] of a table's positions from `start` on."""
+    at = torch.arange(start, start + count)
+    blocks = torch.tensor(table, dtype=torch.int64)
+    return blocks[at // KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS + at % KV_BLOCK_TOKENS
+
+
+def _part(block: int) -> slice:
+    return slice(block * KV_BLOCK_TOKENS, (block + 1) * KV_BLOCK_TOKENS)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy asks for memory that is zero already: it is taken when it is first written.
+    octets = np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(octets).view(dtype).view(shape)

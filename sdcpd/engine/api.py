@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,16 @@ Draw = Callable[[int, int], float]
 """Random value in [0, 1) for (position i, purpose), section 6.4."""
 
 
+KeepEvicted = Callable[[Hashable, Sequence[int], Sequence[bytes]], None]
+"""Takes (session, or session and epoch), the tokens covered, and their blocks of KV."""
+
+
 class EngineError(Exception):
     """A pass failed; the work it belonged to has changed nothing and may be repeated."""
+
+
+class EngineBusy(EngineError):
+    """There is no memory for another session now; it may come again later."""
 
 
 class ContextFull(EngineError):
@@ -100,7 +108,9 @@ class TargetEngine(Protocol):
         kv: bytes | None = None,
         blocks: Sequence[bytes | memoryview] = (),
     ) -> int:
-        """Have the KV of a prefix ahead of its first round; raises EngineError.
+        """Have the KV of a prefix ahead of its first round.
+
+        Raises EngineError; EngineBusy if the memory for KV stays full for a while.
 
         `kv` is a KV object for a beginning of the prefix (D-M4): what it covers is not computed,
         and whatever is wrong with it, it is ignored (D-O10). `blocks` are the first of those that
@@ -118,6 +128,12 @@ class TargetEngine(Protocol):
         alone. Raises EngineError.
         """
         ...
+
+    def resident(self, session: bytes, epoch: int) -> bool:
+        """Whether a session's KV is in memory; it may have had to make room for others'."""
+
+    def on_eviction(self, keep: KeepEvicted) -> None:
+        """Have `keep` told, in this event loop, of the KV of sessions that make room."""
 
     async def export(self, session: bytes, epoch: int, tokens: int) -> bytes | None:
         """The KV object for the session's first `tokens`; None if they are not all there."""
@@ -195,6 +211,29 @@ class DraftEngine(Protocol):
     async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
         """As TargetEngine.blocks."""
 
+    def resident(self, session: bytes) -> bool:
+        """As TargetEngine.resident; True where there is no KV at all."""
+
+    def on_eviction(self, keep: KeepEvicted) -> None:
+        """As TargetEngine.on_eviction."""
+
     def forget(self, session: bytes) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+class WithoutKv:
+    """What a DraftEngine without keys and values says of them."""
+
+    kv_fingerprint: bytes | None = None
+
+    async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
+        """None: there are none."""
+        return []
+
+    def resident(self, session: bytes) -> bool:
+        """Nothing is missing."""
+        return True
+
+    def on_eviction(self, keep: KeepEvicted) -> None:
+        """Nothing makes room."""

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from sdcpd.engine.accept import distribution, draw_from, greedy, winner
-from sdcpd.engine.api import Draft, DraftWork, EngineInfo
+from sdcpd.engine.api import Draft, DraftWork, EngineInfo, KeepEvicted
+from sdcpd.engine.evictions import Evictions
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_blocks import decode_blocks, read_blocks
 from sdcpd.engine.kv_memory import KvMemory
@@ -131,7 +132,9 @@ class ModelDrafter:
         self._top_k = top_k
         config = runner.model.config
         self._begin = config.bos if config.bos is not None else (config.eos or (0,))[0]
-        self.worker = Worker(runner, KvMemory(runner.pool), rows_max=PASS_ROWS_MAX, name="drafter")
+        self._evictions = Evictions(self._kind)
+        self._memory = KvMemory(runner.pool, evicted=self._evictions)
+        self.worker = Worker(runner, self._memory, rows_max=PASS_ROWS_MAX, name="drafter")
 
     async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine."""
@@ -148,6 +151,14 @@ class ModelDrafter:
     async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
         """See DraftEngine."""
         return await read_blocks(self.worker, session, self._kind, tokens, first)
+
+    def resident(self, session: bytes) -> bool:
+        """See DraftEngine."""
+        return session in self._memory
+
+    def on_eviction(self, keep: KeepEvicted) -> None:
+        """See DraftEngine."""
+        self._evictions.to(keep)
 
     def forget(self, session: bytes) -> None:
         """See DraftEngine."""

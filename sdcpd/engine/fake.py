@@ -17,6 +17,7 @@ from sdcpd.engine.api import (
     Draft,
     DraftWork,
     EngineInfo,
+    KeepEvicted,
     Prefix,
     Score,
     Scored,
@@ -98,6 +99,7 @@ class FakeTarget:
         self.prefilled: list[int] = []
         """How many tokens each opening would have had to compute, for tests."""
         self._prefixes: dict[tuple[bytes, int], Prefix] = {}
+        self._keep: KeepEvicted | None = None
         self._pass_time_s = pass_time_s
         name = f"fake-{model.vocab}"
         digest = hashlib.sha256(name.encode()).digest()
@@ -131,6 +133,20 @@ class FakeTarget:
         if prefix is None or len(prefix.tokens) < tokens:
             return None
         return kv_prefix_hash(prefix.tokens[:tokens]).ljust(self.kv_octets(tokens), b"\0")
+
+    def resident(self, session: bytes, epoch: int) -> bool:
+        """See TargetEngine."""
+        return (session, epoch) in self._prefixes
+
+    def on_eviction(self, keep: KeepEvicted) -> None:
+        """See TargetEngine."""
+        self._keep = keep
+
+    def evict(self, session: bytes, epoch: int) -> None:
+        """Have a session make room, for tests."""
+        prefix = self._prefixes.pop((session, epoch))
+        if self._keep is not None:
+            self._keep((session, epoch), list(prefix.tokens), fake_blocks(prefix, prefix.tokens, 0))
 
     def kv_octets(self, tokens: int) -> int:
         """See TargetEngine."""
@@ -192,6 +208,7 @@ class FakeDrafter:
         self.vocab: int | None = model.vocab
         self.kv_fingerprint: bytes | None = self.model
         self._prefixes: dict[bytes, Prefix] = {}
+        self._keep: KeepEvicted | None = None
 
     async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine."""
@@ -216,6 +233,20 @@ class FakeDrafter:
     async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
         """See DraftEngine."""
         return fake_blocks(self._prefixes.get(session), tokens, first)
+
+    def resident(self, session: bytes) -> bool:
+        """See DraftEngine."""
+        return session in self._prefixes
+
+    def on_eviction(self, keep: KeepEvicted) -> None:
+        """See DraftEngine."""
+        self._keep = keep
+
+    def evict(self, session: bytes) -> None:
+        """Have a session make room, for tests."""
+        prefix = self._prefixes.pop(session)
+        if self._keep is not None:
+            self._keep(session, list(prefix.tokens), fake_blocks(prefix, prefix.tokens, 0))
 
     def _sample(self, scores: list[float], sampling: Sampling) -> tuple[int, bytes]:
         octets = struct.pack(f"<{len(scores)}f", *target_distribution(scores, sampling))

@@ -28,6 +28,7 @@ from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_pool import KvPool
 
 IDLE_S = 1.0  # many times a round: a session whose drafter is drafting is not idle
+TURNS_MAX = 1 << 16
 SHARED_BELOW = 0.5  # share of the memory that is free, below which beginnings are shared
 
 Evicted = Callable[[Hashable, SessionKv], None]
@@ -108,8 +109,7 @@ class KvMemory:
             )
         held = self._held.get(key)
         if held is None:
-            turn = self._turn_of.setdefault(key, next(self._turns))
-            held = _Held(SessionKv(self.pool), turn, self._clock())
+            held = _Held(SessionKv(self.pool), self.turn(key), self._clock())
         beginning = None if held.kv.table else self._find(text, scope)
         blocks = held.kv.wants(positions) - (beginning.shared if beginning else 0)
         if not self._make_room(held, key, blocks, busy):
@@ -124,6 +124,14 @@ class KvMemory:
         held.used_at = self._clock()
         self._held[key] = held
         return held.kv
+
+    def turn(self, key: Hashable) -> int:
+        """A session's place among all that came; it keeps it until it ends."""
+        if key not in self._turn_of:
+            self._turn_of[key] = next(self._turns)
+            if len(self._turn_of) > TURNS_MAX:  # of those that were let go while they waited
+                del self._turn_of[next(iter(self._turn_of))]
+        return self._turn_of[key]
 
     def settle(self, key: Hashable, tokens: int, scope: bytes = b"") -> None:
         """The first `tokens` of a session's rows are of its text for good: others may use them."""

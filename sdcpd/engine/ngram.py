@@ -8,7 +8,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from sdcpd.engine.api import Draft, DraftWork
+from sdcpd.engine.api import Draft, DraftWork, WithoutKv
 from sdcpd.protocol.sparse import SparseRows
 
 ORDERS = (4, 3, 2, 1)
@@ -49,13 +49,12 @@ class NgramIndex:
         return text[:m]
 
 
-class NgramDrafter:
+class NgramDrafter(WithoutKv):
     """The drafter that needs no model; its proposals cost microseconds."""
 
     model = NGRAM_MODEL
     tokenizer: bytes | None = None
     vocab: int | None = None
-    kv_fingerprint: bytes | None = None
 
     def __init__(self) -> None:
         self._indexes: OrderedDict[bytes, NgramIndex] = OrderedDict()
@@ -70,10 +69,6 @@ class NgramDrafter:
             places = array("I", (at * work.vocab + token for at, token in enumerate(tokens)))
             rows = SparseRows(work.vocab, len(tokens), places, array("f", [1.0] * len(tokens)))
         return Draft(tokens, rows, time.perf_counter() - begin)
-
-    async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
-        """None: there is no KV."""
-        return []
 
     def forget(self, session: bytes) -> None:
         """Drop a session's index."""

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from sdcpd.engine.accept import accept
-from sdcpd.engine.api import EngineInfo, Prefix, Score, Scored
+from sdcpd.engine.api import EngineInfo, KeepEvicted, Prefix, Score, Scored
+from sdcpd.engine.batching import WINDOW_SHARE, BatchWindow
+from sdcpd.engine.evictions import Evictions
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_blocks import decode_blocks, read_blocks
 from sdcpd.engine.kv_memory import KvMemory
@@ -20,6 +22,7 @@ from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 from sdcpd.engine.worker import Worker
 
 log = logging.getLogger("sdcpd.engine")
+ROOM_WITHIN_S = 10.0  # how long a new session waits for memory before it is told to come again
 
 
 class _Job:
@@ -101,13 +104,24 @@ class _ScoreJob(_Job):
 class LlamaTarget:
     """Scores proposals of many sessions in shared passes."""
 
-    def __init__(self, runner: Runner, info: EngineInfo, *, rows_max: int = PASS_ROWS_MAX) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        info: EngineInfo,
+        *,
+        rows_max: int = PASS_ROWS_MAX,
+        window: float = WINDOW_SHARE,
+    ) -> None:
+        """`window`: how long passes wait for rounds that are due, as a share of their time."""
         self.info = info
         self._begin = _begin(runner)
         self._kind = KvKind.of(info, runner.pool)
         # Where rows depend on what stands beside them, KV of another text would change output.
-        memory = KvMemory(runner.pool, reuse=info.exact)
-        self.worker = Worker(runner, memory, rows_max=rows_max, name="target")
+        self._evictions = Evictions(self._kind)
+        self._memory = KvMemory(runner.pool, reuse=info.exact, evicted=self._evictions)
+        self.worker = Worker(
+            runner, self._memory, rows_max=rows_max, window=BatchWindow(window), name="target"
+        )
 
     async def prepare(
         self,
@@ -129,7 +143,15 @@ class LlamaTarget:
         if len(tokens) == 1:
             return 0
         job = _PrepareJob((session, epoch), tokens[:-1], prefix.scope, rows)
-        return int(await self.worker.run(job))
+        return int(await self.worker.run(job, room_within_s=ROOM_WITHIN_S))
+
+    def resident(self, session: bytes, epoch: int) -> bool:
+        """See TargetEngine."""
+        return (session, epoch) in self._memory
+
+    def on_eviction(self, keep: KeepEvicted) -> None:
+        """See TargetEngine."""
+        self._evictions.to(keep)
 
     async def blocks(
         self, session: bytes, epoch: int, tokens: Sequence[int], first: int

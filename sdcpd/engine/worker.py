@@ -12,9 +12,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from sdcpd.engine.api import ContextFull, EngineError
+from sdcpd.engine.api import ContextFull, EngineBusy, EngineError
+from sdcpd.engine.batching import BatchWindow
+from sdcpd.engine.jobs import Job, Pass, Ticket, settle
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_memory import KvMemory
 from sdcpd.engine.scheduler import plan
@@ -26,104 +28,45 @@ T = TypeVar("T")
 PARKED_S = 0.05  # how often parked work is looked at where nothing ends
 
 
-class Job(Protocol):
-    """A piece of work that is fed to the model in one or more passes."""
-
-    @property
-    def key(self) -> Hashable:
-        """Which session's KV it works on."""
-
-    @property
-    def text(self) -> Sequence[int]:
-        """The tokens that are its session's for good; another's may begin alike."""
-
-    @property
-    def scope(self) -> bytes:
-        """Whose texts may begin with each other's KV."""
-
-    @property
-    def positions(self) -> int:
-        """How many positions its session has at most when it is done."""
-
-    def begin(self, kv: SessionKv) -> None:
-        """Attach the session's KV and find out what is still to be fed."""
-
-    @property
-    def rows_left(self) -> int: ...
-
-    def feed(self, rows: int) -> Any:
-        """The next `rows` tokens for the pass."""
-
-    def take(self, scores: Any, pass_s: float) -> bool:
-        """Use the pass's scores; True when the job is finished and `result` is set."""
-
-    result: Any
-
-
-class Pass(Protocol):
-    """What runs a pass: `engine.runner.Runner`, or a fake."""
-
-    def run(self, feeds: Sequence[Any]) -> Sequence[Any]: ...
-
-
-class _Ticket:
-    """A job and the future that waits for it."""
-
-    def __init__(self, job: Job, future: asyncio.Future[Any]) -> None:
-        self.job = job
-        self.future = future
-
-    @property
-    def rows_left(self) -> int:
-        return self.job.rows_left
-
-    def finish(self, error: Exception | None = None) -> None:
-        _settle(self.future, self.job.result, error)
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    """Hand a result, or an error, from the thread to whoever waits in an event loop."""
-
-    def settle() -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    try:
-        future.get_loop().call_soon_threadsafe(settle)
-    except RuntimeError:
-        log.debug("a result came after its event loop had ended")
-
-
 class Worker:
     """Runs jobs in batches on a thread of its own."""
 
     def __init__(
-        self, runner: Pass, memory: KvMemory, *, rows_max: int, name: str = "engine"
+        self,
+        runner: Pass,
+        memory: KvMemory,
+        *,
+        rows_max: int,
+        window: BatchWindow | None = None,
+        name: str = "engine",
     ) -> None:
+        """`window`: how long passes wait for rounds that are due; None: never."""
+        self._window = window or BatchWindow(0.0)
         self._runner, self._memory = runner, memory
         self._rows_max = rows_max
-        self._inbox: queue.SimpleQueue[_Ticket | Callable[[], None] | None] = queue.SimpleQueue()
-        self._waiting: list[_Ticket] = []
-        self._parked: list[_Ticket] = []
+        self._inbox: queue.SimpleQueue[Ticket | Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: list[Ticket] = []
+        self._parked: list[Ticket] = []
         self.pass_s = 0.0
         """Smoothed duration of a pass in seconds."""
         self.passes = 0
         self._closing = False
+        self._ready_at: float | None = None
         self.beat = time.monotonic()
         """When the thread last showed a sign of life; a wedged device stops it."""
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, job: Job) -> Any:
-        """Wait for a job's result; raises EngineError when its pass failed."""
+    async def run(self, job: Job, *, room_within_s: float | None = None) -> Any:
+        """Wait for a job's result; raises EngineError when its pass failed.
+
+        Raises EngineBusy if there was no memory for it in that time.
+        """
         if self._closing:
             raise EngineError("the engine is stopping")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._inbox.put(_Ticket(job, future))
+        until = None if room_within_s is None else time.monotonic() + room_within_s
+        self._inbox.put(Ticket(job, future, until))
         return await future
 
     @property
@@ -149,14 +92,19 @@ class Worker:
             except Exception as e:
                 log.exception("a session's KV could not be read")
                 error = EngineError(f"the KV could not be read: {e}")
-            _settle(future, found, error)
+            settle(future, found, error)
 
         self._inbox.put(look)
         return await future
 
     def forget(self, key: Hashable) -> None:
         """Drop a session's KV once no pass uses it."""
-        self._inbox.put(lambda: self._memory.forget(key))
+
+        def drop() -> None:
+            self._window.forget(key)
+            self._memory.forget(key)
+
+        self._inbox.put(drop)
 
     async def aclose(self) -> None:
         """Finish the pass at hand and end the thread; waiting work fails."""
@@ -167,7 +115,8 @@ class Worker:
     def _main(self) -> None:
         while self._collect():
             self._unpark()
-            if self._waiting:
+            if self._waiting and not self._due_s():
+                self._ready_at = None
                 self._step()
             self.beat = time.monotonic()
         for ticket in self._waiting + self._parked:
@@ -175,32 +124,41 @@ class Worker:
 
     def _collect(self) -> bool:
         """Take in what has arrived; blocks when there is nothing to do. False to stop."""
-        block = not self._waiting
+        wait_s = self._due_s() if self._waiting else PARKED_S if self._parked else 1.0
         while True:
-            limit_s = PARKED_S if self._parked else 1.0
             try:
-                item = self._inbox.get(block=block, timeout=limit_s if block else None)
+                item = self._inbox.get(block=wait_s > 0, timeout=wait_s or None)
             except queue.Empty:
                 return True
-            block = False
+            wait_s = 0.0
             if item is None:
                 return False
-            if isinstance(item, _Ticket):
+            if isinstance(item, Ticket):
+                self._window.arrived(item.job.key, time.monotonic())
                 self._parked.append(item)
             else:
                 item()
 
+    def _due_s(self) -> float:
+        """How long the next pass waits for rounds that are about to come."""
+        now = time.monotonic()
+        self._ready_at = now if self._ready_at is None else self._ready_at
+        return self._window.left_s(now, since=self._ready_at, pass_s=self.pass_s)
+
     def _unpark(self) -> None:
         """Let in what there is room for; who is new here waits behind those that wait already."""
         behind = False
-        for ticket in list(self._parked):
+        for ticket in sorted(self._parked, key=lambda one: self._memory.turn(one.job.key)):
             new = ticket.job.key not in self._memory
             if ticket.future.cancelled():
                 self._parked.remove(ticket)
-            elif not (new and behind):
-                behind = not self._admit(ticket) or behind
+            elif (new and behind) or not self._admit(ticket):
+                behind = True
+                if ticket.wait_until is not None and time.monotonic() > ticket.wait_until:
+                    self._parked.remove(ticket)
+                    ticket.finish(EngineBusy("the memory for keys and values is full"))
 
-    def _admit(self, ticket: _Ticket) -> bool:
+    def _admit(self, ticket: Ticket) -> bool:
         """Begin a job, or fail it; False if there is no room for it yet."""
         job = ticket.job
         busy = {other.job.key for other in self._waiting}
@@ -222,7 +180,7 @@ class Worker:
             ticket.finish()  # all of it was computed before; an empty pass is none
         return True
 
-    def _refuse(self, ticket: _Ticket, error: Exception) -> None:
+    def _refuse(self, ticket: Ticket, error: Exception) -> None:
         self._parked.remove(ticket)
         if not isinstance(error, EngineError):
             log.error("work could not begin", exc_info=error)
@@ -237,7 +195,7 @@ class Worker:
             return
         self._pass(chosen)
 
-    def _pass(self, chosen: Sequence[tuple[_Ticket, int]]) -> None:
+    def _pass(self, chosen: Sequence[tuple[Ticket, int]]) -> None:
         begin = time.monotonic()
         try:
             results = self._runner.run([ticket.job.feed(rows) for ticket, rows in chosen])
@@ -255,7 +213,7 @@ class Worker:
         for (ticket, _), scores in zip(chosen, results, strict=True):
             self._settle(ticket, scores, spent)
 
-    def _settle(self, ticket: _Ticket, scores: Any, spent: float) -> None:
+    def _settle(self, ticket: Ticket, scores: Any, spent: float) -> None:
         try:
             done = ticket.job.take(scores, spent)
         except Exception as e:
@@ -264,10 +222,11 @@ class Worker:
         if done:
             job = ticket.job
             self._memory.settle(job.key, len(job.text), job.scope)
+            self._window.done(job.key, time.monotonic())
             self._waiting.remove(ticket)
             ticket.finish()
 
-    def _fail(self, ticket: _Ticket, error: Exception) -> None:
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
         if not isinstance(error, ContextFull):
             log.error("a pass failed", exc_info=error)
         if not isinstance(error, EngineError):

@@ -6,25 +6,20 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sdcpd.engine.api import Draft, DraftEngine, DraftWork
+from sdcpd.engine.api import Draft, DraftEngine, DraftWork, WithoutKv
 
 
-class WrongDrafter:
+class WrongDrafter(WithoutKv):
     """What another drafter proposes, each token off by one: of a right one, nothing is right."""
 
     def __init__(self, right: DraftEngine) -> None:
         self._right = right
         self.model, self.tokenizer, self.vocab = right.model, right.tokenizer, right.vocab
-        self.kv_fingerprint: bytes | None = None
 
     async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine."""
         draft = await self._right.draft(work)
         return replace(draft, tokens=tuple((token + 1) % work.vocab for token in draft.tokens))
-
-    async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
-        """None."""
-        return []
 
     def forget(self, session: bytes) -> None:
         """See DraftEngine."""
@@ -34,13 +29,12 @@ class WrongDrafter:
         """The other one belongs to its maker."""
 
 
-class RandomDrafter:
+class RandomDrafter(WithoutKv):
     """Tokens at random, the same in every run."""
 
     model = bytes(32)
     tokenizer: bytes | None = None
     vocab: int | None = None
-    kv_fingerprint: bytes | None = None
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -48,10 +42,6 @@ class RandomDrafter:
     async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine."""
         return Draft(tuple(self._random.randrange(work.vocab) for _ in range(work.m)))
-
-    async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
-        """None."""
-        return []
 
     def forget(self, session: bytes) -> None:
         """Nothing is kept."""

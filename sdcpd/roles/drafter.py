@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from sdcpd.engine.api import DraftEngine
@@ -101,10 +101,19 @@ class Drafter:
             ),
             reused=self._count_reused,
         )
+        engine.on_eviction(self._evicted)
         routes = [
             Route("POST", "assignments", self._assign, ("router",), True, ASSIGNMENT_BYTES_MAX)
         ]
         self.listener = Listener(config.base_uri, routes, peers=peers, mlc=mlc)
+
+    def _evicted(self, key: Hashable, tokens: Sequence[int], blocks: Sequence[bytes]) -> None:
+        """The engine has freed a session's KV to make room: keep it for when it comes back."""
+        session = self._sessions.get(key)  # type: ignore[call-overload]
+        if session is not None:
+            scope = session.machine.assignment.contract.scope
+            kept = self._context.prefix_kv.keep_evicted(tokens, scope, blocks)
+            self._tasks.spawn(kept, name=f"evicted {session.label}")
 
     def status(self) -> Status:
         """The report to the routers; what was dropped is told once (D-R7, D-Z5)."""

@@ -119,25 +119,27 @@ class DraftingSession:
 
     async def _draft(self, action: DraftTokens) -> None:
         machine = self.machine
+        scope = machine.assignment.contract.scope
         work = DraftWork(
             session=machine.session,
-            prefix=Prefix(machine.tokens, action.length, machine.prompt_length),
+            prefix=Prefix(machine.tokens, action.length, machine.prompt_length, scope or b""),
             m=action.m,
             rule=machine.assignment.contract.rule,
             sampling=action.sampling,
             base=action.base,
             vocab=self._vocab,
         )
-        scope = machine.assignment.contract.scope
         blocks: Sequence[Octets] = ()
-        if self._find_kv and work.prefix.prompt:
+        # Once, and when it had to make room for others.
+        find_kv = self._find_kv or not self._context.engine.resident(machine.session)
+        if find_kv and work.prefix.prompt:
             blocks = await self._context.prefix_kv.find(machine.tokens[: action.length], scope)
         try:
             draft = await self._context.engine.draft(work, blocks=blocks)
         except EngineError as e:
             self._step(DraftFailed(action.work, str(e)))
             return
-        if self._find_kv:  # once: from here on the engine has all but the newest
+        if find_kv:  # from here on the engine has all but the newest
             self._find_kv = False
             self._context.prefix_kv.cost.computed(action.length - draft.reused, draft.seconds)
             self._context.reused(draft.reused)

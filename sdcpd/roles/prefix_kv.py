@@ -121,6 +121,18 @@ class PrefixKv:
             return
         await self._store(keys, first, blocks)
 
+    async def keep_evicted(
+        self, tokens: Sequence[int], scope: bytes | None, blocks: Sequence[bytes]
+    ) -> None:
+        """Keep the blocks of a text that had to make room in an engine's memory."""
+        if self._tier is None:
+            return
+        keys = list(self.keys(tokens, scope))
+        first = 0
+        while first < len(keys) and await self._tier.holds(keys[first]):
+            first += 1
+        await self._store(keys, first, blocks[first:])
+
     async def _store(self, keys: Sequence[Key], first: int, blocks: Sequence[bytes]) -> None:
         assert self._tier is not None, "asked only where there is one"
         for number, octets in enumerate(blocks, first):

@@ -8,7 +8,7 @@ import re
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sdcpd.engine.api import TargetEngine
@@ -117,6 +117,8 @@ class Verifier:
             kind="target_kv",
             fingerprint=info.model + info.fingerprint.encode(),
         )
+        self._prefix_kv = prefix_kv
+        engine.on_eviction(self._evicted)
         self._opener = Opener(
             engine,
             client=client,
@@ -153,6 +155,15 @@ class Verifier:
 
     def _count_reused(self, tokens: int) -> None:
         self.counts["kv_tokens_reused"] += tokens
+
+    def _evicted(self, key: Hashable, tokens: Sequence[int], blocks: Sequence[bytes]) -> None:
+        """The engine has freed a session's KV to make room: keep it for when it comes back."""
+        assert isinstance(key, tuple), "of a target, a session and its epoch"
+        session, epoch = key
+        served = self._sessions.get(session)
+        if served is not None and served.machine.epoch == epoch:
+            kept = self._prefix_kv.keep_evicted(tokens, served.machine.contract.scope, blocks)
+            self._tasks.spawn(kept, name=f"evicted {served.label}")
 
     def _routes(self) -> list[Route]:
         return [

@@ -7,12 +7,19 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from sdcpd.engine.api import EngineError, Prefix, TargetEngine
+from sdcpd.engine.api import EngineBusy, EngineError, Prefix, TargetEngine
 from sdcpd.protocol.commit_log import LogSummary
 from sdcpd.protocol.contract import contract_digest
 from sdcpd.protocol.digest import extend, prefix_digest0
 from sdcpd.protocol.messages import SessionOpen, SessionState
-from sdcpd.protocol.problems import BadContract, StaleBase, StaleEpoch, Unavailable, Unprocessable
+from sdcpd.protocol.problems import (
+    BadContract,
+    StaleBase,
+    StaleEpoch,
+    TooManyRequests,
+    Unavailable,
+    Unprocessable,
+)
 from sdcpd.protocol.verifier import VerifierSession
 from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable
@@ -95,7 +102,8 @@ class Opener:
     async def _prepare(self, machine: VerifierSession, opened: SessionOpen) -> None:
         if machine.closed:
             return
-        prefix = Prefix(machine.tokens, len(machine.tokens), machine.prompt_length)
+        scope = opened.contract.scope or b""
+        prefix = Prefix(machine.tokens, len(machine.tokens), machine.prompt_length, scope)
         kv = await self._target_kv.fetch(
             (opened.resume and opened.resume.target_kv) or opened.prompt_kv,
             scope=opened.contract.scope,
@@ -109,6 +117,9 @@ class Opener:
             reused = await self._engine.prepare(
                 machine.session, machine.epoch, prefix, kv=kv, blocks=blocks
             )
+        except EngineBusy as e:
+            # Not open here, and nothing is left of it: the router may try another verifier.
+            raise TooManyRequests(str(e), retry_after_s=1) from e
         except EngineError as e:
             raise Unavailable(f"the prompt's KV could not be computed: {e}", retry_after_s=1) from e
         self._prefix_kv.cost.computed(prefix.length - reused, time.monotonic() - begin)

@@ -232,7 +232,7 @@ class ServedSession:
         work = Score(
             session=machine.session,
             epoch=machine.epoch,
-            prefix=Prefix(machine.tokens, action.length, machine.prompt_length),
+            prefix=self._prefix(action.length),
             proposed=proposed,
             rule=action.rule,
             sampling=action.sampling,
@@ -241,6 +241,7 @@ class ServedSession:
             q_rows=rows[: 4 * info.vocab * len(proposed)] if rows else rows,
         )
         try:
+            await self._bring_back(action.length)
             scored = await self._context.engine.score(work)
         except EngineError as e:
             log.warning("session %s: %s", self.label, e)
@@ -251,6 +252,23 @@ class ServedSession:
             self.step(ScoreFailed(action.work, "scoring failed; see the log"))
             return
         self.step(RoundScored(action.work, scored.accepted, scored.additional))
+
+    def _prefix(self, length: int) -> Prefix:
+        machine = self.machine
+        scope = machine.contract.scope or b""
+        return Prefix(machine.tokens, length, machine.prompt_length, scope)
+
+    async def _bring_back(self, length: int) -> None:
+        """Fetch the KV of a session that had to make room for others; raises EngineError."""
+        machine, context = self.machine, self._context
+        if not machine.prompt_length or context.engine.resident(machine.session, machine.epoch):
+            return
+        tokens = machine.tokens[:length]
+        blocks = await context.prefix_kv.find(tokens, machine.contract.scope)
+        if blocks:  # otherwise it is computed with the round
+            await context.engine.prepare(
+                machine.session, machine.epoch, self._prefix(length), blocks=blocks
+            )
 
     async def _append(self, work: int, record: CommitRecord) -> None:
         """Append until the outcome is known (D-P16)."""

@@ -373,6 +373,34 @@ async def test_sessions_wait_for_memory_and_all_write_what_they_would_alone(
     await roomy.aclose()
 
 
+async def test_what_makes_room_is_handed_over_and_spares_the_way_back(
+    tiny: tuple[Any, Path],
+) -> None:
+    """Eviction to the tiers and return: bit for bit, and the rest alone is computed."""
+    blocks = 9 * runner_of(tiny[1]).pool.block_octets
+    target = load_target(
+        ModelSettings(tiny[1], threads=1, kv_octets_max=blocks), report=lambda _: None
+    )
+    kept: asyncio.Queue[tuple[Any, list[int], list[bytes]]] = asyncio.Queue()
+    target.on_eviction(lambda *gone: kept.put_nowait(gone))  # type: ignore[arg-type]
+    texts = [[i + 3] * 290 for i in range(2)]
+    prefixes = [Prefix(text, 290, 290) for text in texts]
+    before = []
+    for session, prefix in zip((b"a", b"b"), prefixes, strict=True):
+        if kept.empty() and before:
+            target._memory._held[(b"a", 1)].used_at -= IDLE_S  # it has been idle for a while
+        await target.prepare(session, 1, prefix)
+        before.append(await target.score(Score(session, 1, prefix, (5, 6), 1, GREEDY, 0)))
+    key, tokens, octets = await asyncio.wait_for(kept.get(), 10)
+    assert key == (b"a", 1) and tokens == texts[0][:256] and len(octets) == 4
+    assert not target.resident(b"a", 1) and target.resident(b"b", 1)
+    target._memory._held[(b"b", 1)].used_at -= IDLE_S
+    assert await target.prepare(b"a", 1, prefixes[0], blocks=octets) == 256
+    again = await target.score(Score(b"a", 1, prefixes[0], (5, 6), 1, GREEDY, 0))
+    assert (again.accepted, again.additional) == (before[0].accepted, before[0].additional)
+    await target.aclose()
+
+
 def test_a_memory_that_holds_next_to_nothing_is_refused(tiny: tuple[Any, Path]) -> None:
     settings = ModelSettings(tiny[1], threads=1, kv_octets_max=1 << 16)
     with pytest.raises(ModelError, match="kv_memory: 0 MiB hold keys and values of 64 tokens"):

@@ -14,6 +14,7 @@ import torch
 
 from sdcpd.engine import worker as worker_module
 from sdcpd.engine.api import ContextFull, EngineError
+from sdcpd.engine.batching import BatchWindow
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_memory import KvMemory
 from sdcpd.engine.kv_pool import KvPool
@@ -127,7 +128,7 @@ async def test_a_single_job_waits_for_no_batch() -> None:
     runner = Pass()
     no_sleep = patch.object(worker_module.time, "sleep", side_effect=AssertionError("a window"))
     with patch.object(worker_module.queue, "SimpleQueue", Watched), no_sleep:
-        worker = Worker(runner, memory(), rows_max=8)
+        worker = Worker(runner, memory(), rows_max=8, window=BatchWindow())
         made.append(worker)
         for key in range(5):
             await worker.run(Job(key))

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
+from sdcpd.engine.api import EngineBusy
 from sdcpd.engine.fake import FakeModel, FakeTarget
+from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.roles import kv_cost
 from sdcpd.roles.kv_cost import KvCost
 from sdcpd.roles.prefix_kv import SCOPE, PrefixKv
@@ -18,6 +21,7 @@ from tests.kit.answers import state_of, until, verdict_of
 from tests.kit.cluster import cluster
 from tests.kit.scripted import quiet
 from tests.kit.tier_contract import entry
+from tests.kit.verifier_machine import SESSION
 from tests.kit.verifier_wire import Wire
 from tests.tiers.test_mlc_resource import Mlc
 from tiers.api import Entry, Key, Tier
@@ -83,6 +87,42 @@ async def test_the_text_of_a_session_is_kept_when_it_ends() -> None:
         text += verdict_of(await wire.propose(wire.good(3))).emitted
     await quiet()
     assert await tier.holds(key_of(text, 3))
+
+
+async def test_a_session_that_made_room_is_brought_back() -> None:
+    """Its KV goes to the tiers, and comes back with its next round; the text is the same."""
+    wanted = await served(wire_with(HostTier(1 << 20)), rounds=3)
+    tier = HostTier(1 << 20)
+    wire = wire_with(tier)
+    found = await served(wire)
+    for _ in range(2):
+        wire.engine.evict(SESSION, 1)
+        assert not wire.engine.resident(SESSION, 1)
+        await until(lambda: tier.stats().objects == 3)
+        found += verdict_of(await wire.propose(wire.good(3))).emitted
+        assert wire.engine.resident(SESSION, 1)
+        await quiet()
+    assert found == wanted
+    assert wire.engine.prefilled[1:] == [len(PROMPT) + 3 - 192, len(PROMPT) + 7 - 192]
+
+
+async def test_a_session_that_made_room_goes_on_without_tiers() -> None:
+    wire = wire_with(None)
+    found = await served(wire)
+    wire.engine.evict(SESSION, 1)
+    found += verdict_of(await wire.propose(wire.good(3))).emitted
+    assert found == await served(wire_with(None), rounds=2)
+
+
+async def test_a_full_memory_is_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router tries another verifier, or this one again later."""
+    wire = wire_with(None)
+    full = AsyncMock(side_effect=EngineBusy("the memory for keys and values is full"))
+    monkeypatch.setattr(wire.engine, "prepare", full)
+    answer = await wire.open(prompt=PROMPT)
+    assert isinstance(answer, ProblemDocument) and answer.status == 429
+    monkeypatch.undo()
+    state_of(await wire.open(prompt=PROMPT))
 
 
 def key_of(text: Sequence[int], number: int) -> Key:

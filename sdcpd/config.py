@@ -100,6 +100,8 @@ class ModelSection(Section):
     device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    compile: Literal["auto"] | bool = "auto"
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     kv_memory: Size = 2 << 30
 
 
@@ -130,6 +132,7 @@ class VerifierSection(Section):
     router: BaseUri
     max_sessions: Annotated[int, Field(ge=1, le=100_000)] = 64
     batch_rows: Annotated[int, Field(ge=16, le=128, multiple_of=16)] = 128
+    batch_window: Percent = 15
     round_rate: Rate = 200.0
     self_decode_after: DurationOrNever = 0.5
     drafter_silence: DurationOrNever = 3.0

@@ -26,7 +26,12 @@ async def target_engine(section: VerifierSection) -> TargetEngine:
     load = _engine_loader()
     model = load.ModelSettings(**settings.model_settings(section.model))
     return await _loading(
-        lambda: load.load_target(model, rows_max=section.batch_rows, report=_progress)
+        lambda: load.load_target(
+            model,
+            rows_max=section.batch_rows,
+            window=section.batch_window / 100,
+            report=_progress,
+        )
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sdcpd.engine.api import KV_BLOCK_TOKENS, EngineInfo, ModelError
+from sdcpd.engine.batching import WINDOW_SHARE
 from sdcpd.engine.digests import cache_file
 from sdcpd.engine.drafters import ROW_TOKENS_MAX, ModelDrafter
 from sdcpd.engine.fingerprint import fingerprint
@@ -41,32 +42,40 @@ class ModelSettings:
 
 
 def load_target(
-    settings: ModelSettings, *, rows_max: int = PASS_ROWS_MAX, report: Report
+    settings: ModelSettings,
+    *,
+    rows_max: int = PASS_ROWS_MAX,
+    window: float = WINDOW_SHARE,
+    report: Report,
 ) -> LlamaTarget:
-    """The target engine; raises ModelError with one sentence for a person."""
-    return _target(settings, _load(settings, report=report), rows_max=rows_max, report=report)
+    """The target engine; `rows_max` and `window` as LlamaTarget has them.
+
+    Raises ModelError with one sentence for a person.
+    """
+    runner = _load(settings, report=report)
+    return LlamaTarget(
+        runner, _checked(settings, runner, report=report), rows_max=rows_max, window=window
+    )
 
 
 def load_twins(settings: ModelSettings, *, report: Report) -> tuple[LlamaTarget, ModelDrafter]:
     """The target, and a drafter of the same weights, which is always right; raises ModelError."""
     runner = _load(settings, report=report)
-    target = _target(settings, runner, rows_max=PASS_ROWS_MAX, report=report)
+    target = LlamaTarget(runner, _checked(settings, runner, report=report))
     twin = Runner(runner.model, kv_octets_max=settings.kv_octets_max, shape=runner.shape)
     drafter = ModelDrafter(twin, target.info)
     return target, drafter
 
 
-def _target(
-    settings: ModelSettings, runner: Runner, *, rows_max: int, report: Report
-) -> LlamaTarget:
+def _checked(settings: ModelSettings, runner: Runner, *, report: Report) -> EngineInfo:
+    """What a target is, after its shape of passes has been found."""
     begin = time.monotonic()
     exact = choose_shape(runner)
     report(
         f"self-check {time.monotonic() - begin:.1f} s: rows are "
         f"{'independent of their batch' if exact else 'NOT independent; output may vary'}"
     )
-    info = _info(settings, runner, exact=exact, report=report)
-    return LlamaTarget(runner, info, rows_max=rows_max)
+    return _info(settings, runner, exact=exact, report=report)
 
 
 def load_drafter(

@@ -1,98 +1,53 @@
 """A decoder-only transformer (Llama and its kin, Gemma 3) over packed rows of many sessions.
 
-A pass takes `rows` of tokens that belong to several sessions laid end to end.  Linear layers see
-all rows at once; attention runs a session at a time over that session's KV.  With the row counts
-that `runner` chooses, each row's result does not depend on what stands beside it (measured; the
-start-up self-check proves it for the weights and machine at hand).
+A pass takes rows of tokens that belong to several sessions laid end to end.  Linear layers see all
+rows at once; attention runs a session at a time over that session's KV.  With the row counts that
+`runner` chooses, each row's result does not depend on what stands beside it (measured; the start-up
+self-check proves it for the weights and machine at hand).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 
-from sdcpd.engine.api import ModelError
 from sdcpd.engine.attention import Attention
 from sdcpd.engine.kv_pool import KvPool
+from sdcpd.engine.layers import Layer, Loader, Tensors
 from sdcpd.engine.linear import Linear
 from sdcpd.engine.model_config import ModelConfig
+from sdcpd.engine.rope import Rope
+from sdcpd.engine.shard import Shard
 
 LARGEST = 1e15  # no key or value is larger: its product with a query must stay finite
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Weights of one layer; q, k, v and gate, up are fused along their outputs."""
-
-    norm_in: torch.Tensor
-    qkv: Linear
-    norm_q: torch.Tensor | None
-    norm_k: torch.Tensor | None
-    out: Linear
-    norm_attended: torch.Tensor | None
-    """Of what attention adds, where the family has it; likewise for the MLP below."""
-    norm_mlp: torch.Tensor
-    gate_up: Linear
-    down: Linear
-    norm_out: torch.Tensor | None
-
-
-class Tensors(Protocol):
-    """Where tensors are taken from, by their names in Hugging Face's files."""
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def pop(self, name: str) -> torch.Tensor:
-        """Take one out; raises KeyError."""
-        ...
-
-    def names(self) -> Sequence[str]:
-        """Those that were not taken."""
-        ...
+Turns = dict[Rope, tuple[torch.Tensor, torch.Tensor]]
+"""Cosines and sines [R, 1, head_dim] of a pass's rows."""
 
 
 class LlamaModel:
-    """Weights of one model on one device; holds no session state."""
+    """Weights of one model, or of one process's part of it, on one device; no session state."""
 
-    def __init__(self, config: ModelConfig, tensors: Tensors, *, device: torch.device) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Tensors,
+        *,
+        device: torch.device,
+        shard: Shard | None = None,
+    ) -> None:
+        """`config` and `tensors` are the whole model's; raises ModelError."""
+        self.shard = shard or Shard()
+        self.config = self.shard.part_of(config)
         self.device = device
-
-        def take(name: str) -> torch.Tensor:
-            try:
-                return tensors.pop(name).to(device)
-            except KeyError:
-                raise ModelError(
-                    f"the weights hold no tensor {name!r}, which {config.architecture} with "
-                    f"{config.layers} layers needs; config.json and weights do not belong together"
-                ) from None
-
-        def shaped(name: str, *shape: int) -> torch.Tensor:
-            tensor = take(name)
-            if tuple(tensor.shape) != shape:
-                raise ModelError(
-                    f"tensor {name!r} has the shape {list(tensor.shape)}, config.json asks for "
-                    f"{list(shape)}; config.json and weights do not belong together"
-                )
-            return tensor
-
-        self.embedding = shaped("model.embed_tokens.weight", config.vocab, config.hidden)
+        loader = Loader(config, tensors, device=device, shard=self.shard)
+        self.embedding = loader.whole("model.embed_tokens.weight", config.vocab, config.hidden)
         self.dtype = self.embedding.dtype
-        self.layers = [self._layer(shaped, tensors, i) for i in range(config.layers)]
-        self.norm_out = shaped("model.norm.weight", config.hidden)
+        self.layers = [loader.layer(index) for index in range(config.layers)]
+        self.norm_out = loader.whole("model.norm.weight", config.hidden)
         tied = config.tied and "lm_head.weight" not in tensors
-        self.head = Linear(self.embedding if tied else take("lm_head.weight"))
-        self.head_tokens = tensors.pop("d2t").to(device).long() if "d2t" in tensors else None
-        if left := [name for name in tensors.names() if not _is_known_extra(name)]:
-            others = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            raise ModelError(
-                f"the weights also hold {left[0]!r}{others}, for which {config.architecture} as it"
-                " is known here has no use: it would not write what it was trained to"
-            )
+        self.head = Linear(self.embedding if tied else loader.take("lm_head.weight"))
+        self.head_tokens = loader.take("d2t").long() if "d2t" in tensors else None
+        loader.check_nothing_left()
         self._ropes = {
             rope: [
                 table.to(self.dtype)
@@ -100,59 +55,6 @@ class LlamaModel:
             ]
             for rope in set(config.ropes)
         }
-
-    def _layer(self, take: Callable[..., torch.Tensor], names: Tensors, index: int) -> Layer:
-        c = self.config
-        at = f"model.layers.{index}."
-        attention, mlp = at + "self_attn.", at + "mlp."
-        rows = c.heads * c.head_dim
-        sizes = {
-            "q_proj": rows,
-            "k_proj": c.kv_heads * c.head_dim,
-            "v_proj": c.kv_heads * c.head_dim,
-        }
-        inner = (c.intermediate, c.hidden)
-        ups = {"gate_proj": c.intermediate, "up_proj": c.intermediate}
-
-        def biases(at: str, sizes: dict[str, int], *, needed: bool = False) -> torch.Tensor | None:
-            if not needed and f"{at}{next(iter(sizes))}.bias" not in names:
-                return None
-            return torch.cat([take(f"{at}{name}.bias", size) for name, size in sizes.items()])
-
-        gemma, normed = c.family.gemma, c.family.qk_norm
-
-        def norm(name: str, *, there: bool = True, size: int = c.hidden) -> torch.Tensor | None:
-            return take(f"{at}{name}.weight", size) if there else None
-
-        before_mlp = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
-        return Layer(
-            norm_in=take(at + "input_layernorm.weight", c.hidden),
-            norm_q=norm("self_attn.q_norm", there=normed, size=c.head_dim),
-            norm_k=norm("self_attn.k_norm", there=normed, size=c.head_dim),
-            norm_attended=norm("post_attention_layernorm", there=gemma),
-            norm_out=norm("post_feedforward_layernorm", there=gemma),
-            qkv=Linear(
-                torch.cat(
-                    [take(f"{attention}{n}.weight", size, c.hidden) for n, size in sizes.items()]
-                ),
-                biases(attention, sizes, needed=c.family.qkv_bias),
-            ),
-            out=Linear(
-                take(attention + "o_proj.weight", c.hidden, rows),
-                biases(attention, {"o_proj": c.hidden}),
-            ),
-            norm_mlp=take(f"{at}{before_mlp}.weight", c.hidden),
-            gate_up=Linear(
-                torch.cat(
-                    [take(mlp + "gate_proj.weight", *inner), take(mlp + "up_proj.weight", *inner)]
-                ),
-                biases(mlp, ups),
-            ),
-            down=Linear(
-                take(mlp + "down_proj.weight", c.hidden, c.intermediate),
-                biases(mlp, {"down_proj": c.hidden}),
-            ),
-        )
 
     @torch.inference_mode()
     def forward(
@@ -168,6 +70,14 @@ class LlamaModel:
         The keys and values of the first len(slots) rows are written at those places of the pool;
         rows behind them fill the pass up.
         """
+        hidden, turns = self.begin(tokens, positions)
+        for index in range(self.config.layers):
+            queries = self.before_attention(index, hidden, turns, slots, pool)
+            hidden = self.after_attention(index, hidden, attention.layer(index, queries))
+        return hidden
+
+    def begin(self, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, Turns]:
+        """Hidden states [R, hidden] before the first layer, and how positions turn them."""
         hidden = F.embedding(tokens, self.embedding)
         if self.config.embedding_scale is not None:
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=self.dtype)
@@ -175,16 +85,26 @@ class LlamaModel:
             rope: (cos[positions][:, None], sin[positions][:, None])
             for rope, (cos, sin) in self._ropes.items()
         }
-        for index, layer in enumerate(self.layers):
-            queries, keys, values = self._projected(layer, hidden, turns[self.config.ropes[index]])
-            pool.write(index, slots, keys[: len(slots)], values[: len(slots)])
-            added = layer.out(attention.layer(index, queries))
-            hidden = hidden + self._normed(added, layer.norm_attended)
-            fused = layer.gate_up(self._norm(hidden, layer.norm_mlp))
-            gate, up = fused.chunk(2, dim=-1)
-            added = layer.down(self._activate(gate) * up)
-            hidden = hidden + self._normed(added, layer.norm_out)
-        return hidden
+        return hidden, turns
+
+    def before_attention(
+        self, index: int, hidden: torch.Tensor, turns: Turns, slots: torch.Tensor, pool: KvPool
+    ) -> torch.Tensor:
+        """Write a layer's keys and values and return its queries [R, heads, head_dim]."""
+        turn = turns[self.config.ropes[index]]
+        queries, keys, values = self._projected(self.layers[index], hidden, turn)
+        pool.write(index, slots, keys[: len(slots)], values[: len(slots)])
+        return queries
+
+    def after_attention(self, index: int, hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """Hidden states after a layer, whose attention has `seen` [R, heads * head_dim]."""
+        layer = self.layers[index]
+        added = self.shard.sum(layer.out(seen))
+        hidden = hidden + self._normed(added, layer.norm_attended)
+        fused = layer.gate_up(self._norm(hidden, layer.norm_mlp))
+        gate, up = fused.chunk(2, dim=-1)
+        added = self.shard.sum(layer.down(self._activate(gate) * up))
+        return hidden + self._normed(added, layer.norm_out)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -239,8 +159,3 @@ class LlamaModel:
 def _finite(rows: torch.Tensor) -> torch.Tensor:
     largest = min(LARGEST, torch.finfo(rows.dtype).max)
     return rows.clamp(-largest, largest).nan_to_num_(0.0)
-
-
-def _is_known_extra(name: str) -> bool:
-    """Whether a tensor may be there and says nothing that the others or the shape do not."""
-    return name in ("lm_head.weight", "t2d") or name.endswith(("inv_freq", "masked_bias"))

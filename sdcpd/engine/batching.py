@@ -12,7 +12,7 @@ from collections.abc import Hashable
 
 WINDOW_SHARE = 0.15  # of a pass's time
 LATE = 1.5  # how much longer than usual a pause may be before the session is not waited for
-_MEMORY = 0.3  # weight of the newest measurement
+MEMORY = 0.2  # weight of a pause that was longer than usual
 
 
 class BatchWindow:
@@ -32,9 +32,11 @@ class BatchWindow:
         """A session's next round is here."""
         done_at = self._done_at.pop(session, None)
         if done_at is not None:
-            old = self._pause_s.get(session)
             pause_s = now - done_at
-            self._pause_s[session] = pause_s if old is None else old + _MEMORY * (pause_s - old)
+            old = self._pause_s.get(session, pause_s)
+            # One long pause says little of the next, a short one that it can be done.
+            weight = MEMORY if pause_s > old else 1 - MEMORY
+            self._pause_s[session] = old + weight * (pause_s - old)
 
     def forget(self, session: Hashable) -> None:
         """A session has ended."""

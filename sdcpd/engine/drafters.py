@@ -124,6 +124,7 @@ class ModelDrafter:
         *,
         top_k: int = ROW_TOKENS_MAX,
     ) -> None:
+        self._runner = runner
         self.model = info.model
         self.tokenizer: bytes | None = info.tokenizer
         self.vocab: int | None = info.vocab
@@ -167,3 +168,4 @@ class ModelDrafter:
     async def aclose(self) -> None:
         """See DraftEngine."""
         await self.worker.aclose()
+        await asyncio.to_thread(self._runner.close)

@@ -31,6 +31,7 @@ def fingerprint(runner: Runner) -> str:
         f"arithmetic-{ARITHMETIC}",
         f"rows-{shape.rows}" + (f"-keys-{keys}" if keys else ""),
         f"shape-{weights}",
+        *([f"parallel-{model.shard.count}"] if model.shard.count > 1 else []),
     ]
     return ";".join(parts)
 

@@ -40,7 +40,7 @@ class KvKind:
     @classmethod
     def of(cls, info: EngineInfo, pool: KvPool) -> KvKind:
         """The kind of an engine whose sessions' KV is in a pool."""
-        shape = (pool.layers, pool.kv_heads, pool.head_dim)
+        shape = (pool.layers, pool.heads_stored, pool.head_dim)
         return cls(info.model, info.fingerprint, *shape, pool.dtype)
 
     def octets(self, tokens: int) -> int:

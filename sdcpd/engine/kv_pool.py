@@ -39,6 +39,8 @@ class KvPool:
         device: torch.device,
     ) -> None:
         self.layers, self.kv_heads, self.head_dim = layers, kv_heads, head_dim
+        self.heads_stored = kv_heads
+        """Of the rows that `get` gives and `put` takes."""
         self.dtype, self.device = dtype, device
         self.block_octets = 2 * layers * kv_heads * head_dim * dtype.itemsize * KV_BLOCK_TOKENS
         self.blocks = octets_max // self.block_octets

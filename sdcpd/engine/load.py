@@ -16,8 +16,10 @@ from sdcpd.engine.drafters import ROW_TOKENS_MAX, ModelDrafter
 from sdcpd.engine.fingerprint import fingerprint
 from sdcpd.engine.model import LlamaModel
 from sdcpd.engine.model_config import DTYPES, read_config
+from sdcpd.engine.parallel import Followers
 from sdcpd.engine.runner import PASS_ROWS_MAX, Runner
 from sdcpd.engine.self_check import choose_shape
+from sdcpd.engine.shard import Shard
 from sdcpd.engine.target import LlamaTarget
 from sdcpd.engine.weights import Weights, model_digest, tokenizer_digest
 
@@ -35,6 +37,8 @@ class ModelSettings:
     dtype: str = "auto"
     threads: int = 0
     """CPU threads of a pass; 0 leaves torch's choice."""
+    tensor_parallel: int = 1
+    """Over how many processes, each with a GPU of its own where there are any."""
     kv_octets_max: int = 2 << 30
     model: bytes | None = None
     """What the digest of the weights must be (D-C9); None for any."""
@@ -53,9 +57,8 @@ def load_target(
     Raises ModelError with one sentence for a person.
     """
     runner = _load(settings, report=report)
-    return LlamaTarget(
-        runner, _checked(settings, runner, report=report), rows_max=rows_max, window=window
-    )
+    info = _checked(settings, runner, report=report)
+    return LlamaTarget(runner, info, rows_max=rows_max, window=window)
 
 
 def load_twins(settings: ModelSettings, *, report: Report) -> tuple[LlamaTarget, ModelDrafter]:
@@ -70,12 +73,17 @@ def load_twins(settings: ModelSettings, *, report: Report) -> tuple[LlamaTarget,
 def _checked(settings: ModelSettings, runner: Runner, *, report: Report) -> EngineInfo:
     """What a target is, after its shape of passes has been found."""
     begin = time.monotonic()
-    exact = choose_shape(runner)
+    try:
+        exact = choose_shape(runner)
+        info = _info(settings, runner, exact=exact, report=report)
+    except BaseException:
+        runner.close()
+        raise
     report(
         f"self-check {time.monotonic() - begin:.1f} s: rows are "
         f"{'independent of their batch' if exact else 'NOT independent; output may vary'}"
     )
-    return _info(settings, runner, exact=exact, report=report)
+    return info
 
 
 def load_drafter(
@@ -88,26 +96,49 @@ def load_drafter(
     return ModelDrafter(runner, info, top_k=top_k)
 
 
+def load_part(settings: ModelSettings, shard: Shard, *, report: Report = lambda _: None) -> Runner:
+    """A runner over one process's part of a model that is spread; raises ModelError."""
+    return Runner(_model(settings, shard, report), kv_octets_max=settings.kv_octets_max)
+
+
 def _load(settings: ModelSettings, *, report: Report) -> Runner:
+    followers = None
+    shard = Shard(0, settings.tensor_parallel)
+    if shard.count > 1:
+        shard.part_of(read_config(settings.path))  # what cannot be divided is said at once
+        followers = Followers(settings, shard.count - 1)
+    try:
+        model = _model(settings, shard, report)
+    except BaseException:
+        if followers is not None:
+            followers.close()
+        raise
+    if followers is not None:
+        followers.meet(model.device)
+        report(f"spread over {shard.count} processes")
+    runner = Runner(model, kv_octets_max=settings.kv_octets_max, followers=followers)
+    _check_memory(runner, settings.kv_octets_max / MIB, report)
+    return runner
+
+
+def _model(settings: ModelSettings, shard: Shard, report: Report) -> LlamaModel:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     config = read_config(settings.path)
     tokenizer_digest(settings.path)  # what is missing is said before minutes of loading
-    device = _device(settings.device)
+    device = _device(settings.device, shard.rank)
     dtype = config.dtype if settings.dtype == "auto" else DTYPES[settings.dtype]
     begin = time.monotonic()
     weights = Weights(settings.path, dtype, report=report)
     try:
-        model = LlamaModel(config, weights, device=device)
+        model = LlamaModel(config, weights, device=device, shard=shard)
     except ModelError as e:
         raise ModelError(f"model directory {settings.path}: {e}") from e
     report(
         f"weights {time.monotonic() - begin:.1f} s: {config.architecture}, {config.layers} layers, "
         f"{str(dtype).removeprefix('torch.')} on {device}"
     )
-    runner = Runner(model, kv_octets_max=settings.kv_octets_max)
-    _check_memory(runner, settings.kv_octets_max / MIB, report)
-    return runner
+    return model
 
 
 def _check_memory(runner: Runner, have_mib: float, report: Report) -> None:
@@ -124,9 +155,10 @@ def _check_memory(runner: Runner, have_mib: float, report: Report) -> None:
     )
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, rank: int = 0) -> torch.device:
+    """The device of a setting; of a model that is spread, each process has the next GPU."""
     if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as e:
@@ -138,6 +170,14 @@ def _device(name: str) -> torch.device:
             f'device = "{name}": torch finds no CUDA device here; check the driver '
             '(nvidia-smi), or set device = "cpu"'
         )
+    if device.type == "cuda":
+        device = torch.device("cuda", (device.index or 0) + rank)
+        if device.index >= torch.cuda.device_count():
+            raise ModelError(
+                f"{device} is wanted, and there are {torch.cuda.device_count()} GPUs here; "
+                "correct device or tensor_parallel"
+            )
+        torch.cuda.set_device(device)
     return device
 
 

@@ -45,7 +45,9 @@ class LlamaModel:
         self.layers = [loader.layer(index) for index in range(config.layers)]
         self.norm_out = loader.whole("model.norm.weight", config.hidden)
         tied = config.tied and "lm_head.weight" not in tensors
-        self.head = Linear(self.embedding if tied else loader.take("lm_head.weight"))
+        self.head: Linear | None = None
+        if self.shard.rank == 0:  # who leads alone asks for scores
+            self.head = Linear(self.embedding if tied else loader.take("lm_head.weight"))
         self.head_tokens = loader.take("d2t").long() if "d2t" in tensors else None
         loader.check_nothing_left()
         self._ropes = {
@@ -113,6 +115,7 @@ class LlamaModel:
         A head over a reduced vocabulary (`d2t` names the token of each of its rows) leaves all
         other tokens impossible.
         """
+        assert self.head is not None, "a follower gives no scores"
         scores = self.head(self._norm(hidden, self.norm_out)).float()
         if self.head_tokens is None:
             return scores

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,7 @@ from sdcpd.engine.attention import Attention, Segment
 from sdcpd.engine.kv import SessionKv, padded
 from sdcpd.engine.kv_pool import KvPool, pool_positions
 from sdcpd.engine.model import LlamaModel
+from sdcpd.engine.parallel import Followers, SharedPool
 
 PASS_ROWS_MAX = 128  # rows of one pass; beyond it nothing was measured, and latency grows
 KV_OCTETS = 64 << 20  # where nobody says how much
@@ -48,19 +49,35 @@ class Runner:
     """Prepare, forward, gather: the only code that knows the shapes of a pass."""
 
     def __init__(
-        self, model: LlamaModel, *, kv_octets_max: int = KV_OCTETS, shape: Shape = SHAPES[-1]
+        self,
+        model: LlamaModel,
+        *,
+        kv_octets_max: int = KV_OCTETS,
+        shape: Shape = SHAPES[-1],
+        followers: Followers | None = None,
     ) -> None:
-        self.model, self.shape = model, shape
+        """`followers`: the other processes of the model, which are told of each pass."""
+        self.model, self.shape, self._followers = model, shape, followers
         c = model.config
-        self.pool = KvPool(
-            layers=c.layers,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            octets_max=kv_octets_max,
-            dtype=model.dtype,
-            device=model.device,
+        options: dict[str, Any] = {
+            "layers": c.layers,
+            "kv_heads": c.kv_heads,
+            "head_dim": c.head_dim,
+            "octets_max": kv_octets_max,
+            "dtype": model.dtype,
+            "device": model.device,
+        }
+        self.pool = (
+            KvPool(**options)
+            if followers is None
+            else SharedPool(followers, model.shard, **options)
         )
         self.context_max = min(c.context_max, self.pool.tokens_max)
+
+    def close(self) -> None:
+        """End the other processes of the model."""
+        if self._followers is not None:
+            self._followers.close()
 
     def new_kv(self) -> SessionKv:
         """An empty KV of this model."""
@@ -88,14 +105,17 @@ class Runner:
             tokens += feed.tokens
             positions += range(start, start + count)
             wanted += range(len(tokens) - feed.scores, len(tokens))
-        hidden = self._forward(tokens, positions, segments)
+        if self._followers is not None:
+            self._followers.tell("forward", tokens, positions, segments, self.shape)
+        hidden = self.forward(tokens, positions, segments)
         for feed in feeds:
             feed.kv.tokens.extend(feed.tokens)
         return self._scores(hidden, wanted, [feed.scores for feed in feeds])
 
-    def _forward(
+    def forward(
         self, tokens: list[int], positions: list[int], segments: Sequence[Segment]
     ) -> torch.Tensor:
+        """Hidden states of a pass's rows, in this process's part of the model."""
         device, model = self.model.device, self.model
         slots = torch.cat([pool_positions(one.table, one.start, one.rows) for one in segments])
         fill = [0] * (padded(len(tokens), self.shape.rows) - len(tokens))

@@ -113,7 +113,7 @@ class LlamaTarget:
         window: float = WINDOW_SHARE,
     ) -> None:
         """`window`: how long passes wait for rounds that are due, as a share of their time."""
-        self.info = info
+        self.info, self._runner = info, runner
         self._begin = _begin(runner)
         self._kind = KvKind.of(info, runner.pool)
         # Where rows depend on what stands beside them, KV of another text would change output.
@@ -196,6 +196,7 @@ class LlamaTarget:
     async def aclose(self) -> None:
         """See TargetEngine."""
         await self.worker.aclose()
+        await asyncio.to_thread(self._runner.close)
 
     def _tokens(self, prefix: Prefix) -> list[int]:
         """A prefix's tokens; an empty prompt is given the model's own beginning (D-O9)."""

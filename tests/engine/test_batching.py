@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable
 
 import pytest
 
@@ -55,30 +52,34 @@ def test_who_has_ended_is_not_waited_for() -> None:
     assert window.left_s(5.001, since=5.001, pass_s=0.1) == 0
 
 
-class Slow(Pass):
-    """A device whose passes take a while."""
+class UntilBoth(BatchWindow):
+    """Expects a second session, whenever it may come."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.begun = threading.Event()
+        self.here: set[Hashable] = set()
 
-    def run(self, feeds: Sequence[Any]) -> Sequence[Any]:
-        self.begun.set()
-        time.sleep(0.03)  # what the device needs
-        return super().run(feeds)
+    def arrived(self, session: Hashable, now: float) -> None:
+        """See BatchWindow."""
+        self.here.add(session)
+
+    def done(self, session: Hashable, now: float) -> None:
+        """See BatchWindow."""
+        self.here.discard(session)
+
+    def left_s(self, now: float, *, since: float, pass_s: float) -> float:
+        """See BatchWindow."""
+        return 0.0 if len(self.here) == 2 else 30.0
 
 
-async def test_sessions_that_took_turns_come_to_share_passes() -> None:
-    """Without a window they would go on taking turns: each comes while the other's pass runs."""
-    runner = Slow()
-    worker = Worker(runner, memory(), rows_max=8, window=BatchWindow(0.5))
+async def test_the_engine_waits_as_the_window_says_and_not_beyond_who_is_due() -> None:
+    runner = Pass()
+    worker = Worker(runner, memory(), rows_max=8, window=UntilBoth())
 
     async def rounds(key: str) -> None:
-        for _ in range(10):
+        for _ in range(4):
             await worker.run(Job(key))
 
-    first = asyncio.ensure_future(rounds("a"))
-    await asyncio.to_thread(runner.begun.wait)
-    await asyncio.gather(first, rounds("b"))
+    await asyncio.wait_for(asyncio.gather(rounds("a"), rounds("b")), 20)
     await worker.aclose()
-    assert runner.passes[0] == ["a"] and sum(len(feeds) == 2 for feeds in runner.passes) >= 5
+    assert [sorted(feeds) for feeds in runner.passes] == 4 * [["a", "b"]]

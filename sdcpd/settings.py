@@ -155,6 +155,7 @@ def model_settings(section: ModelSection) -> dict[str, Any]:
         "device": section.device,
         "dtype": section.dtype,
         "threads": section.threads,
+        "compile": section.compile,
         "tensor_parallel": section.tensor_parallel,
         "kv_octets_max": section.kv_memory,
         "model": section.digest,

@@ -17,10 +17,11 @@ _MIX_2 = 0x94D049BB133111EB
 
 
 def greedy(scores: torch.Tensor) -> torch.Tensor:
-    """Most probable token of each row [R, V] -> [R]; ties to the smallest (rule 1, D-C11)."""
-    best = scores.max(dim=-1, keepdim=True).values
-    tokens = torch.arange(scores.shape[-1], device=scores.device)
-    return torch.where(scores == best, tokens, scores.shape[-1]).min(dim=-1).values
+    """Most probable token of each row [R, V] -> [R]; ties to the smallest (rule 1, D-C11).
+
+    torch.argmax gives the first of equal values, as its documentation says.
+    """
+    return scores.argmax(dim=-1)
 
 
 def distribution(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:

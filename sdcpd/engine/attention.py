@@ -58,12 +58,15 @@ class Attention:
             for window in set(config.windows)
         }
 
-    def layer(self, index: int, queries: torch.Tensor) -> torch.Tensor:
-        """Queries [R, heads, head_dim] -> what they see [R, heads * head_dim]."""
+    def layer(
+        self, index: int, queries: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Queries [R, heads, head_dim] -> what they see [R, heads * head_dim], in `out` if given.
+
+        Rows of no session see nothing of use.
+        """
         c = self._config
-        seen = torch.zeros(
-            len(queries), c.heads * c.head_dim, dtype=queries.dtype, device=queries.device
-        )
+        seen = queries.new_zeros(len(queries), c.heads * c.head_dim) if out is None else out
         masks = self._masks[c.windows[index]]
         for segment, place, mask in zip(self._segments, self._places, masks, strict=True):
             part = queries[segment.first : segment.first + segment.rows]

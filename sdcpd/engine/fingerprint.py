@@ -22,14 +22,15 @@ def fingerprint(runner: Runner) -> str:
     model, shape = runner.model, runner.shape
     weights = hashlib.sha256(repr(model.config).encode()).hexdigest()[:16]
     keys = "-".join(map(str, shape.keys))
+    rows = "-".join(map(str, shape.buckets or (shape.rows,)))
     parts = [
         _device(model.device),
         str(model.dtype).removeprefix("torch."),
         f"torch-{torch.__version__}",
-        "eager",
+        "compiled" if runner.compiled is not None else "eager",
         f"threads-{torch.get_num_threads()}",
         f"arithmetic-{ARITHMETIC}",
-        f"rows-{shape.rows}" + (f"-keys-{keys}" if keys else ""),
+        f"rows-{rows}" + (f"-keys-{keys}" if keys else ""),
         f"shape-{weights}",
         *([f"parallel-{model.shard.count}"] if model.shard.count > 1 else []),
     ]

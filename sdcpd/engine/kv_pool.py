@@ -55,6 +55,11 @@ class KvPool:
         """Positions that fit in all."""
         return self.blocks * KV_BLOCK_TOKENS
 
+    @property
+    def nowhere(self) -> int:
+        """A position that is nobody's, for rows that fill a pass up."""
+        return self.tokens_max + KEYS_BEYOND - 1
+
     # ---- blocks
 
     def allocate(self, count: int, *, after: int | None = None) -> list[int]:
@@ -113,13 +118,6 @@ class KvPool:
 
     # ---- rows
 
-    def write(
-        self, layer: int, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        """Put rows [n, kv_heads, head_dim] at pool positions [n]."""
-        self.keys[layer].index_copy_(1, positions, keys.transpose(0, 1))
-        self.values[layer].index_copy_(1, positions, values.transpose(0, 1))
-
     def read(self, layer: int, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, place.length, head_dim] of a layer."""
         keys, values = self.keys[layer], self.values[layer]
@@ -152,6 +150,21 @@ class KvPool:
         at = pool_positions(table, 0, keys.shape[2]).to(self.device)
         self.keys.index_copy_(2, at, keys.to(self.device))
         self.values.index_copy_(2, at, values.to(self.device))
+
+
+def write(
+    place: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> None:
+    """Put rows [R, kv_heads, head_dim] into a layer's keys and values, at pool positions [n].
+
+    Rows from the n-th on fill a pass up and are not written.
+    """
+    to_keys, to_values, positions = place
+    count = len(positions)
+    to_keys.index_copy_(1, positions, keys[:count].transpose(0, 1))
+    to_values.index_copy_(1, positions, values[:count].transpose(0, 1))
 
 
 class Place:

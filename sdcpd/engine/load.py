@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -37,6 +38,8 @@ class ModelSettings:
     dtype: str = "auto"
     threads: int = 0
     """CPU threads of a pass; 0 leaves torch's choice."""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile, and CUDA graphs on a GPU; "auto": on a GPU."""
     tensor_parallel: int = 1
     """Over how many processes, each with a GPU of its own where there are any."""
     kv_octets_max: int = 2 << 30
@@ -75,6 +78,7 @@ def _checked(settings: ModelSettings, runner: Runner, *, report: Report) -> Engi
     begin = time.monotonic()
     try:
         exact = choose_shape(runner)
+        runner.warm_up()
         info = _info(settings, runner, exact=exact, report=report)
     except BaseException:
         runner.close()
@@ -92,13 +96,15 @@ def load_drafter(
     """The draft model's engine; raises ModelError."""
     runner = _load(settings, report=report)
     choose_shape(runner)
+    runner.warm_up()
     info = _info(settings, runner, exact=True, report=report)
     return ModelDrafter(runner, info, top_k=top_k)
 
 
 def load_part(settings: ModelSettings, shard: Shard, *, report: Report = lambda _: None) -> Runner:
     """A runner over one process's part of a model that is spread; raises ModelError."""
-    return Runner(_model(settings, shard, report), kv_octets_max=settings.kv_octets_max)
+    model = _model(settings, shard, report)
+    return Runner(model, kv_octets_max=settings.kv_octets_max, backend=_backend(settings, model))
 
 
 def _load(settings: ModelSettings, *, report: Report) -> Runner:
@@ -116,9 +122,19 @@ def _load(settings: ModelSettings, *, report: Report) -> Runner:
     if followers is not None:
         followers.meet(model.device)
         report(f"spread over {shard.count} processes")
-    runner = Runner(model, kv_octets_max=settings.kv_octets_max, followers=followers)
+    runner = Runner(
+        model,
+        kv_octets_max=settings.kv_octets_max,
+        followers=followers,
+        backend=_backend(settings, model),
+    )
     _check_memory(runner, settings.kv_octets_max / MIB, report)
     return runner
+
+
+def _backend(settings: ModelSettings, model: LlamaModel) -> str | None:
+    on = model.device.type == "cuda" if settings.compile == "auto" else settings.compile
+    return "inductor" if on else None
 
 
 def _model(settings: ModelSettings, shard: Shard, report: Report) -> LlamaModel:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from sdcpd.engine.attention import Attention
-from sdcpd.engine.kv_pool import KvPool
+from sdcpd.engine.kv_pool import KvPool, write
 from sdcpd.engine.layers import Layer, Loader, Tensors
 from sdcpd.engine.linear import Linear
 from sdcpd.engine.model_config import ModelConfig
@@ -73,9 +73,10 @@ class LlamaModel:
         rows behind them fill the pass up.
         """
         hidden, turns = self.begin(tokens, positions)
-        for index in range(self.config.layers):
-            queries = self.before_attention(index, hidden, turns, slots, pool)
-            hidden = self.after_attention(index, hidden, attention.layer(index, queries))
+        for index, layer in enumerate(self.layers):
+            place = (pool.keys[index], pool.values[index], slots)
+            queries = self.before(layer, hidden, turns[self.config.ropes[index]], place)
+            hidden = self.after(layer, hidden, attention.layer(index, queries))
         return hidden
 
     def begin(self, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, Turns]:
@@ -89,18 +90,23 @@ class LlamaModel:
         }
         return hidden, turns
 
-    def before_attention(
-        self, index: int, hidden: torch.Tensor, turns: Turns, slots: torch.Tensor, pool: KvPool
+    def before(
+        self,
+        layer: Layer,
+        hidden: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
+        place: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """Write a layer's keys and values and return its queries [R, heads, head_dim]."""
-        turn = turns[self.config.ropes[index]]
-        queries, keys, values = self._projected(self.layers[index], hidden, turn)
-        pool.write(index, slots, keys[: len(slots)], values[: len(slots)])
+        """Write a layer's keys and values and return its queries [R, heads, head_dim].
+
+        `place`: the pool's keys and values of the layer, and where in them the first rows belong.
+        """
+        queries, keys, values = self._projected(layer, hidden, turn)
+        write(place, keys, values)
         return queries
 
-    def after_attention(self, index: int, hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def after(self, layer: Layer, hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         """Hidden states after a layer, whose attention has `seen` [R, heads * head_dim]."""
-        layer = self.layers[index]
         added = self.shard.sum(layer.out(seen))
         hidden = hidden + self._normed(added, layer.norm_attended)
         fused = layer.gate_up(self._norm(hidden, layer.norm_mlp))

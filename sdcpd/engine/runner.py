@@ -15,6 +15,7 @@ import torch
 
 from sdcpd.engine.api import ContextFull
 from sdcpd.engine.attention import Attention, Segment
+from sdcpd.engine.compiled import CompiledModel
 from sdcpd.engine.kv import SessionKv, padded
 from sdcpd.engine.kv_pool import KvPool, pool_positions
 from sdcpd.engine.model import LlamaModel
@@ -25,10 +26,20 @@ KV_OCTETS = 64 << 20  # where nobody says how much
 
 
 class Shape(NamedTuple):
-    """The rows of a pass are a multiple of `rows`; `keys` are those that short texts attend."""
+    """What passes are like.
+
+    The rows of a pass are a multiple of `rows`, or the first of `buckets` that is enough; `keys`
+    are the lengths that short texts attend.
+    """
 
     rows: int
     keys: tuple[int, ...] = ()
+    buckets: tuple[int, ...] = ()
+
+    def padded(self, rows: int) -> int:
+        """The rows of a pass for so many."""
+        fitting = (bucket for bucket in self.buckets if rows <= bucket)
+        return next(fitting, padded(rows, self.rows))
 
 
 SHAPES = (Shape(4, (128, 384)), Shape(4), Shape(16))
@@ -45,6 +56,11 @@ class Feed:
     scores: int = 0
 
 
+STATIC_SHAPES = (Shape(16, buckets=(16, 32, 64, 128)), Shape(128, buckets=(128,)))
+"""Of compiled passes: libraries may choose their kernels by the number of rows, and if they do so
+visibly, there is but one number."""
+
+
 class Runner:
     """Prepare, forward, gather: the only code that knows the shapes of a pass."""
 
@@ -55,8 +71,12 @@ class Runner:
         kv_octets_max: int = KV_OCTETS,
         shape: Shape = SHAPES[-1],
         followers: Followers | None = None,
+        backend: str | None = None,
     ) -> None:
-        """`followers`: the other processes of the model, which are told of each pass."""
+        """`followers`: the other processes of the model, which are told of each pass.
+
+        `backend` of torch.compile, if passes are to be compiled.
+        """
         self.model, self.shape, self._followers = model, shape, followers
         c = model.config
         options: dict[str, Any] = {
@@ -72,12 +92,23 @@ class Runner:
             if followers is None
             else SharedPool(followers, model.shard, **options)
         )
+        self.compiled = (
+            CompiledModel(model, self.pool, backend=backend) if backend is not None else None
+        )
+        self.shapes = SHAPES if backend is None else STATIC_SHAPES
         self.context_max = min(c.context_max, self.pool.tokens_max)
 
     def close(self) -> None:
         """End the other processes of the model."""
         if self._followers is not None:
             self._followers.close()
+
+    def warm_up(self) -> None:
+        """Compile what will be used, so that no session waits for it."""
+        for rows in self.shape.buckets:
+            kv = self.new_kv()
+            self.run([Feed(kv, [0] * min(rows, self.context_max), 1)])
+            kv.free()
 
     def new_kv(self) -> SessionKv:
         """An empty KV of this model."""
@@ -118,8 +149,11 @@ class Runner:
         """Hidden states of a pass's rows, in this process's part of the model."""
         device, model = self.model.device, self.model
         slots = torch.cat([pool_positions(one.table, one.start, one.rows) for one in segments])
-        fill = [0] * (padded(len(tokens), self.shape.rows) - len(tokens))
+        fill = [0] * (self.shape.padded(len(tokens)) - len(tokens))
         attention = Attention(model.config, self.pool, segments, short_keys=self.shape.keys)
+        if self.compiled is not None:
+            everywhere = slots.tolist() + [self.pool.nowhere] * len(fill)
+            return self.compiled.forward(tokens + fill, positions + fill, everywhere, attention)
         return model.forward(
             torch.tensor(tokens + fill, device=device),
             torch.tensor(positions + fill, device=device),
@@ -133,7 +167,7 @@ class Runner:
     ) -> list[torch.Tensor]:
         if not wanted:
             return [torch.empty(0)] * len(counts)
-        fill = padded(len(wanted), self.shape.rows) - len(wanted)
+        fill = self.shape.padded(len(wanted)) - len(wanted)
         rows = torch.tensor(wanted + [wanted[0]] * fill, device=hidden.device)
         logits = self.model.logits(hidden[rows])[: len(wanted)]
         return list(logits.split(counts))

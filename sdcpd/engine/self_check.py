@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from sdcpd.engine.kv import SessionKv
-from sdcpd.engine.runner import PASS_ROWS_MAX, SHAPES, Feed, Runner
+from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 
 LENGTH = 600  # beyond the longest key block
 TAIL = 24
@@ -26,7 +26,7 @@ UNEVEN = (96, 20)
 
 def choose_shape(runner: Runner, *, seed: int = 0) -> bool:
     """Set the cheapest shape that holds; False if none does, and the last is set."""
-    for shape in SHAPES:
+    for shape in runner.shapes:
         runner.shape = shape
         if holds(runner, seed=seed):
             return True

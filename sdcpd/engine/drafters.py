@@ -35,6 +35,7 @@ class _DraftJob:
         self.result: Draft | None = None
         self._work = work
         self._tokens = tokens
+        self._committed = len(tokens) - len(work.after)
         self._top_k = top_k
         self._drafted: list[int] = []
         self._rows: list[torch.Tensor] = []
@@ -45,12 +46,16 @@ class _DraftJob:
 
     def begin(self, kv: SessionKv) -> None:
         self._kv = kv
-        known, loaded = kv.match(self._tokens, len(self._tokens)), self._loaded
+        known, loaded = self._match(len(self._tokens)), self._loaded
         if loaded is not None and known < loaded.positions <= len(self._tokens):
             kv.load(self._tokens[: loaded.positions], loaded.keys, loaded.values)
             self._reused = min(loaded.positions, len(self._tokens) - 1)
-        if kv.match(self._tokens, len(self._tokens)) == len(self._tokens):
-            kv.match(self._tokens, len(self._tokens) - 1)
+        if self._match(len(self._tokens)) == len(self._tokens):
+            self._match(len(self._tokens) - 1)
+
+    def _match(self, length: int) -> int:
+        assert self._kv is not None
+        return self._kv.match(self._tokens, length, committed=self._committed)
 
     @property
     def rows_left(self) -> int:
@@ -135,7 +140,7 @@ class ModelDrafter:
 
     async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine."""
-        tokens = list(work.prefix.tokens[: work.prefix.length])
+        tokens = [*work.prefix.tokens[: work.prefix.length], *work.after]
         if not work.prefix.prompt:
             tokens.insert(0, self._begin)
         rows = None

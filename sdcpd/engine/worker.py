@@ -179,6 +179,8 @@ class Worker:
                 item()
 
     def _admit(self, ticket: _Ticket) -> None:
+        if ticket.future.cancelled():
+            return
         key = ticket.job.key
         try:
             kv = self._kv.pop(key, None) or self._runner.new_kv()

@@ -37,6 +37,7 @@ def test_every_invariant_holds(first: int) -> None:
     """R-6.3-11, R-6.3-34, R-6.3-35, R-6.7-9, R-6.8-4, R-6.9-11, R-Z-2: under 200 schedules of faults."""
     seen = check_seeds(range(first, first + CHUNK))
     assert seen["finished"] > CHUNK / 2, seen
+    assert seen["prepared proposals used"] and seen["prepared proposals discarded"], seen
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from unittest.mock import patch
 import pytest
 
 from sdcpd.protocol.commit_log import CommitRecord
-from sdcpd.protocol.messages import SessionState
+from sdcpd.protocol.messages import SessionState, Verdict
+from sdcpd.protocol.preparation import Preparation
 from sdcpd.protocol.router import Phase, RouterSession
 from sdcpd.protocol.verifier import VerifierSession
 from sdcpd.protocol.verifier_io import Appended, Propose
@@ -119,6 +120,11 @@ def _kept(self: Router, routed: object) -> None:
     """A router that never forgets a session."""
 
 
+def _whatever_was_added(self: Preparation, verdict: Verdict, m_cap: int) -> bool:
+    """A preparation that is used when all was accepted, whatever token came behind."""
+    return self.assumed and verdict.accepted == len(self.after) - 1
+
+
 FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], range]] = {
     "a verdict before its record": (
         lambda: patch.object(ServedSession, "_append", _reply_before_append),
@@ -143,6 +149,10 @@ FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], range]] = 
     "a session that the router never forgets": (
         lambda: patch.object(Router, "_closed", _kept),
         range(5),
+    ),
+    "a preparation after another token than was assumed": (
+        lambda: patch.object(Preparation, "confirmed_by", _whatever_was_added),
+        range(200),
     ),
     "tokens read twice after a failover": (
         lambda: patch.object(OutputReader, "_take", _read_again),

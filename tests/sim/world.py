@@ -100,7 +100,9 @@ class World:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.model = FakeModel()
-        self.checker = Checker(self.model)
+        self._draft_models = [FakeModel(noise=noise) for noise in plan.noise]
+        drafters = {f"https://d{i}.test/": model for i, model in enumerate(self._draft_models)}
+        self.checker = Checker(self.model, drafters)
         self.outcomes = [Outcome() for _ in plan.texts]
         self.prepared = {"used": 0, "discarded": 0}
         """What became of the proposals that drafters prepared (D-D4)."""
@@ -424,12 +426,13 @@ class World:
         )
 
     def _drafter(self, name: str, base: str, client: Any, objects: Objects) -> Drafter:
-        noise = self.plan.noise[int(name[1:])]
         return Drafter(
             DrafterConfig(
                 base, machine=DrafterSettings(predraft=self.plan.predraft), status_ttl_s=TTL_S
             ),
-            engine=FakeDrafter(FakeModel(noise=noise), name=name, token_time_s=self.plan.token_s),
+            engine=FakeDrafter(
+                self._draft_models[int(name[1:])], name=name, token_time_s=self.plan.token_s
+            ),
             client=client,
             objects=objects,
             peers=PEERS,

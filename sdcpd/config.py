@@ -33,6 +33,7 @@ from sdcpd.config_values import (
     ObjectSize,
     OptionalPath,
     Percent,
+    Predraft,
     Rate,
     S3Endpoint,
     S3Prefix,
@@ -152,6 +153,7 @@ class DrafterSection(Section):
     router: BaseUri
     kind: Literal["model", "ngram"] = "model"
     m: M = None
+    predraft: Predraft = None
     top_k: Annotated[int, Field(ge=1, le=4096)] = 64
     keep_kv: bool = True
     status_interval: Duration = 1.0

@@ -86,6 +86,14 @@ def _m(value: object) -> int | None:
     return value
 
 
+def _predraft(value: object) -> bool | None:
+    if value == "auto":
+        return None
+    if not isinstance(value, bool):
+        raise ValueError('must be "auto", true or false')
+    return value
+
+
 def _name(value: object) -> str:
     if not isinstance(value, str) or not (value == "" or is_name(value)):
         raise ValueError('may hold only letters, digits, dot, dash and underscore, as in "gpu1"')
@@ -197,6 +205,7 @@ Endpoint = Annotated[str, BeforeValidator(_endpoint)]
 KeyPrefix = Annotated[str, BeforeValidator(_key_prefix)]
 Ladder = Annotated[tuple[int, ...], BeforeValidator(_ladder)]
 M = Annotated[int | None, BeforeValidator(_m)]
+Predraft = Annotated[bool | None, BeforeValidator(_predraft)]
 Device = Annotated[str, BeforeValidator(_device)]
 Name = Annotated[str, BeforeValidator(_name)]
 TrustDomain = Annotated[str, BeforeValidator(_trust_domain)]

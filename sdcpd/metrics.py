@@ -143,6 +143,14 @@ class _Rounds(_Collector):
         yield self._total(
             "sdcp_self_decoded_tokens", "Tokens decoded without a drafter.", counts.self_decoded
         )
+        prepared = self._family(
+            "sdcp_prepared_proposals",
+            "Proposals prepared before the verdict that they need, by what became of them.",
+            "result",
+        )
+        prepared.add_metric([self._role, "used"], counts.prepared_used)
+        prepared.add_metric([self._role, "discarded"], counts.prepared_discarded)
+        yield prepared
         rejected = self._family("sdcp_proposals_rejected", "Proposals refused.", "reason")
         for suffix in sorted({*PROBLEMS_BY_SUFFIX, *counts.rejected}):
             rejected.add_metric([self._role, _label(suffix)], counts.rejected[suffix])

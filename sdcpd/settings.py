@@ -143,7 +143,9 @@ def verifier_config(section: VerifierSection) -> VerifierConfig:
 def drafter_config(section: DrafterSection) -> DrafterConfig:
     """`[drafter]`"""
     return DrafterConfig(
-        section.base_uri, machine=DrafterSettings(section.m), status_ttl_s=section.status_ttl
+        section.base_uri,
+        machine=DrafterSettings(section.m, predraft=section.predraft),
+        status_ttl_s=section.status_ttl,
     )
 
 

@@ -107,6 +107,7 @@ def test_an_empty_file_has_every_default() -> None:
         ("verifier.model", 'dtype = "int4"', 'must be "auto", "float32", "bfloat16" or "float16"'),
         ("verifier.model", "path = 3", "must be a path in quotes"),
         ("drafter", 'm = "some"', 'must be "auto" or a number from 1 to 64'),
+        ("drafter", 'predraft = "yes"', 'must be "auto", true or false'),
         ("drafter", 'kind = "medusa"', 'must be "model" or "ngram"'),
         ("node", 'name = "a b"', 'may hold only letters, digits, dot, dash and underscore'),
         ("node", 'trust_domain = "Lab"', 'may hold only a-z, 0-9, dot, dash and underscore'),

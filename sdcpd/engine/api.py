@@ -159,7 +159,7 @@ class TargetEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftWork:
-    """Propose up to `m` tokens after `prefix` (section 6.2)."""
+    """Propose up to `m` tokens after `prefix` and `after` (section 6.2)."""
 
     session: bytes
     prefix: Prefix
@@ -167,8 +167,11 @@ class DraftWork:
     rule: int
     sampling: Sampling
     base: int
+    """Output tokens before the first that is drafted; rule 200 derives its noise from it."""
     vocab: int
     """The target's V; no token at or above it is proposed and rows have this length (D-E6)."""
+    after: tuple[int, ...] = ()
+    """Tokens between the prefix and the draft that may never be committed (D-D4)."""
 
 
 @dataclass(frozen=True, slots=True)

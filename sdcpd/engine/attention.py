@@ -1,7 +1,7 @@
 """Attention over the pool's blocks, a session at a time, in shapes that keep rows independent.
 
 Measured on CPU with torch 2.13: a row's bits do not depend on how many rows are beside it if there
-are at least QUERY_ROWS_MIN of them, nor on how many masked keys follow its own, if attended keys
+are a multiple of QUERY_ROWS, nor on how many masked keys follow its own, if attended keys
 come in whole blocks of KEY_BLOCK, which is how torch works through them.  Some lengths below one
 block do as well (`short_keys`): the start-up self-check finds out whether they do here.
 """
@@ -18,7 +18,7 @@ from sdcpd.engine.kv import padded
 from sdcpd.engine.kv_pool import KvPool, Place
 from sdcpd.engine.model_config import ModelConfig
 
-QUERY_ROWS_MIN = 4
+QUERY_ROWS = 4
 KEY_BLOCK = 512
 
 
@@ -88,7 +88,7 @@ class Attention:
         return found.reshape(c.heads, rows, c.head_dim).transpose(0, 1).reshape(rows, -1)
 
     def _mask(self, segment: Segment, length: int, window: int | None) -> torch.Tensor:
-        """Additive causal mask [group * rows, or QUERY_ROWS_MIN if that is more, length]."""
+        """Additive causal mask [group * rows, padded to a multiple of QUERY_ROWS, length]."""
         device = self._pool.device
         keys = torch.arange(length, device=device)
         queries = torch.arange(segment.start, segment.start + segment.rows, device=device)
@@ -97,8 +97,8 @@ class Attention:
         if window is not None:
             mask.masked_fill_(keys[None, :] <= queries[:, None] - window, float("-inf"))
         mask = mask.repeat(self._group, 1)
-        missing = QUERY_ROWS_MIN - len(mask)
-        return F.pad(mask, (0, 0, 0, missing)) if missing > 0 else mask
+        missing = -len(mask) % QUERY_ROWS
+        return F.pad(mask, (0, 0, 0, missing)) if missing else mask
 
 
 def _key_length(positions: int, short_keys: Sequence[int]) -> int:

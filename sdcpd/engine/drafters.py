@@ -33,7 +33,8 @@ class _DraftJob:
         self, work: DraftWork, tokens: list[int], *, top_k: int, rows: KvRows | None = None
     ) -> None:
         """`rows` were computed before for the first of `tokens`."""
-        self.key, self.text, self.scope = work.session, tokens, work.prefix.scope
+        self.key, self.scope = work.session, work.prefix.scope
+        self.text = tokens[: len(tokens) - len(work.after)]
         self.positions = len(tokens) + work.m
         self.result: Draft | None = None
         self._work = work
@@ -48,13 +49,17 @@ class _DraftJob:
 
     def begin(self, kv: SessionKv) -> None:
         self._kv = kv
-        known, loaded = kv.match(self._tokens, len(self._tokens)), self._loaded
+        known, loaded = self._match(len(self._tokens)), self._loaded
         self._reused, kv.adopted = kv.adopted, 0
         if loaded is not None and known < loaded.positions <= len(self._tokens):
             kv.load(self._tokens[: loaded.positions], loaded.keys, loaded.values)
             self._reused = min(loaded.positions, len(self._tokens) - 1)
-        if kv.match(self._tokens, len(self._tokens)) == len(self._tokens):
-            kv.match(self._tokens, len(self._tokens) - 1)
+        if self._match(len(self._tokens)) == len(self._tokens):
+            self._match(len(self._tokens) - 1)
+
+    def _match(self, length: int) -> int:
+        assert self._kv is not None
+        return self._kv.match(self._tokens, length, committed=len(self.text))
 
     @property
     def rows_left(self) -> int:
@@ -139,7 +144,7 @@ class ModelDrafter:
 
     async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine."""
-        tokens = list(work.prefix.tokens[: work.prefix.length])
+        tokens = [*work.prefix.tokens[: work.prefix.length], *work.after]
         if not work.prefix.prompt:
             tokens.insert(0, self._begin)
         rows = None

@@ -198,12 +198,15 @@ class FakeTarget:
 
 
 class FakeDrafter:
-    """`DraftEngine` over a FakeModel."""
+    """`DraftEngine` over a FakeModel; a token takes `token_time_s`."""
 
     tokenizer: bytes | None = None
 
-    def __init__(self, model: FakeModel, *, name: str = "fake-drafter") -> None:
+    def __init__(
+        self, model: FakeModel, *, name: str = "fake-drafter", token_time_s: float = 0.0
+    ) -> None:
         self.own = model
+        self._token_time_s = token_time_s
         self.model = hashlib.sha256(name.encode()).digest()
         self.vocab: int | None = model.vocab
         self.kv_fingerprint: bytes | None = self.model
@@ -214,7 +217,9 @@ class FakeDrafter:
         """See DraftEngine."""
         reused = min(covered_by_blocks(work.prefix, blocks), work.prefix.length - 1)
         self._prefixes[work.session] = work.prefix
-        tokens = list(work.prefix.tokens[: work.prefix.length])
+        if self._token_time_s:
+            await asyncio.sleep(work.m * self._token_time_s)  # what is being faked
+        tokens = [*work.prefix.tokens[: work.prefix.length], *work.after]
         rows = b""
         for index in range(work.m):
             scores = self.own.scores(tokens)[: work.vocab]
@@ -228,7 +233,8 @@ class FakeDrafter:
                 token, row = self._sample(scores, work.sampling)
                 rows += row
             tokens.append(token)
-        return Draft(tuple(tokens[-work.m :]), rows or None, reused=max(reused, 0))
+        seconds = work.m * self._token_time_s
+        return Draft(tuple(tokens[-work.m :]), rows or None, seconds, max(reused, 0))
 
     async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
         """See DraftEngine."""

@@ -124,15 +124,16 @@ class SessionKv:
         differ = (at for at, (own, other) in enumerate(pairs) if own != other)
         return next(differ, min(len(self.tokens), len(tokens)))
 
-    def match(self, prefix: Sequence[int], length: int) -> int:
+    def match(self, prefix: Sequence[int], length: int, *, committed: int | None = None) -> int:
         """Roll back to the longest beginning shared with `prefix[:length]`; returns its length.
 
-        A session's prefix only grows, so what agreed once is not compared again.
+        A session's prefix only grows, so what agreed once is not compared again, up to `committed`
+        where what is beyond it may be taken back.
         """
         position = min(self._agreed, len(self.tokens), length)
         end = min(len(self.tokens), length)
         while position < end and self.tokens[position] == prefix[position]:
             position += 1
         del self.tokens[position:]
-        self._agreed = position
+        self._agreed = position if committed is None else min(position, committed)
         return position

@@ -33,17 +33,21 @@ class NgramIndex:
                     self._last[tuple(self.tokens[at - order : at])] = at
             self.tokens.append(token)
 
-    def propose(self, m: int) -> list[int]:
-        """Up to `m` continuations of the longest known n-gram; at least one token."""
-        for order in ORDERS:
-            at = self._last.get(tuple(self.tokens[-order:])) if len(self.tokens) >= order else None
-            if at is not None:
-                return self._copy(at, m)
-        return [self.tokens[-1] if self.tokens else 0]
+    def propose(self, m: int, after: Sequence[int] = ()) -> list[int]:
+        """Up to `m` continuations of the longest known n-gram; at least one token.
 
-    def _copy(self, at: int, m: int) -> list[int]:
+        The text ends with `after`, which is not taken in: it may never be committed.
+        """
+        end = [*self.tokens[-ORDERS[0] :], *after]
+        for order in ORDERS:
+            at = self._last.get(tuple(end[-order:])) if len(end) >= order else None
+            if at is not None:
+                return self._copy(at, m, after)
+        return [end[-1] if end else 0]
+
+    def _copy(self, at: int, m: int, after: Sequence[int]) -> list[int]:
         # The source may run into the text being proposed: a repeating text goes on repeating.
-        text = self.tokens[at:]
+        text = [*self.tokens[at:], *after]
         while len(text) < m:
             text += text[: m - len(text)]
         return text[:m]
@@ -63,7 +67,7 @@ class NgramDrafter(WithoutKv):
         """See DraftEngine; under rule 2 each row is certain of its token."""
         begin = time.perf_counter()
         index = self._index(work)
-        tokens = tuple(t if t < work.vocab else 0 for t in index.propose(work.m))
+        tokens = tuple(t if t < work.vocab else 0 for t in index.propose(work.m, work.after))
         rows = None
         if work.rule == 2:
             places = array("I", (at * work.vocab + token for at, token in enumerate(tokens)))

@@ -19,7 +19,12 @@ from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 LENGTH = 600  # beyond the longest key block
 TAIL = 24
 STARTS = (120, 240, 372, 500)  # tails cross the ends of the lengths in which keys are attended
-PIECES: tuple[tuple[Sequence[int], int], ...] = (((1, 2, 5, 16), 0), ((1, 1, 1, 21), 37))
+PIECES: tuple[tuple[Sequence[int], int], ...] = (
+    ((1, 2, 3, 18), 0),
+    ((5, 6, 13), 37),
+    ((7, 9, 8), 3),
+    ((1, 1, 1, 21), 1),
+)
 """How a tail is fed, and how many rows of another session stand before it."""
 UNEVEN = (96, 20)
 

@@ -2,7 +2,8 @@
 
 At most one proposal is outstanding (`_Outstanding`), and it is repeated with the same content until
 it is answered.  Phases: drafting -> publishing (rule 2) -> proposing -> drafting ..., with
-resynchronising in between when the verifier knows more than the drafter.
+resynchronising in between when the verifier knows more than the drafter.  While the verdict is
+awaited the next draft may be prepared (`preparation.py`); whatever but its verdict comes ends that.
 """
 
 from __future__ import annotations
@@ -13,15 +14,21 @@ from dataclasses import dataclass, replace
 from sdcpd.protocol.contract import contract_digest
 from sdcpd.protocol.digest import extend, prefix_digest0
 from sdcpd.protocol.drafter_io import (
+    Assumed,
+    AssumeToken,
     Drafted,
     DrafterAction,
     DrafterEvent,
     DraftFailed,
     DraftTokens,
+    DropPrepared,
     FetchOutput,
     NoAnswer,
     OutputArrived,
     Pause,
+    Prepared,
+    PrepareFailed,
+    PrepareTokens,
     ProblemArrived,
     Published,
     PublishFailed,
@@ -29,10 +36,12 @@ from sdcpd.protocol.drafter_io import (
     ReleaseRows,
     SendProposal,
     Stop,
+    TakePrepared,
     VerdictArrived,
     Woken,
 )
 from sdcpd.protocol.messages import Action, Assignment, Output, Sampling, SessionState, Verdict
+from sdcpd.protocol.preparation import Payoff, Preparation, Worth
 from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.protocol.speculation import AlphaEstimate, choose_m
 
@@ -49,6 +58,8 @@ class DrafterSettings:
     """A fixed M; None chooses by section 6.2."""
     idle_s: float = 900.0
     """How long an unanswered proposal is repeated (D-D1)."""
+    predraft: bool | None = None
+    """Whether the next proposal is prepared meanwhile (D-D4); None: where it pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +86,12 @@ class DrafterSession:
         committed: Sequence[int],
         settings: DrafterSettings,
         verify_s: float,
+        payoff: Payoff | None = None,
     ) -> None:
         """`verify_s` is the expected time of a round before one was measured.
 
-        The caller has checked the assignment (D-N8), its digest included.
+        `payoff` is what this drafter's sessions learn together of preparing.  The caller has
+        checked the assignment (D-N8), its digest included.
         """
         self.assignment = assignment
         self.session, self.epoch = assignment.session, assignment.epoch
@@ -96,6 +109,9 @@ class DrafterSession:
         self._row_s = 0.0  # to publish the row of one token; stays 0 without rows
         self._verify_s = verify_s
         self._round = _Outstanding()
+        self._ahead: Preparation | None = None
+        self._worth = Worth(settings.predraft, payoff or Payoff())
+        self._crowded = False
         self._works = 0
         self._wake: tuple[str, float] | None = None
         self._target: SessionState | None = None  # while resynchronising
@@ -128,15 +144,23 @@ class DrafterSession:
                 self._drafted(event, now)
             case DraftFailed() if event.work == self._works:
                 self._stop(f"drafting failed: {event.reason}", dropped=True)
+            case Assumed() if self._prepares(event.work):
+                self._assumed(event)
+            case Prepared() if self._prepares(event.drafted.work):
+                self._prepared(event.drafted, now)
+            case PrepareFailed() if self._prepares(event.work):
+                self._prepare_failed()
             case Published() if event.work == self._works:
-                self._published(event)
+                self._published(event, now)
             case PublishFailed() if event.work == self._works:
                 self._rows_again(now, event.reason)
             case VerdictArrived():
                 self._verdict(event.verdict, event.round_s, now)
             case ProblemArrived():
+                self._spoil_preparation()
                 self._problem(event.problem, now)
             case NoAnswer():
+                self._spoil_preparation()
                 self._again(now, "no answer")
             case OutputArrived():
                 self._output(event.output, now)
@@ -150,41 +174,48 @@ class DrafterSession:
         self._round = _Outstanding(since=now)
         self._draft()
 
-    def _limit(self) -> int:
-        left = self.assignment.contract.max_new - self.committed
-        return max(1, min(self._m_cap, self.assignment.contract.m_max, left))
+    def _limit(self, ahead: int = 0) -> int:
+        """How many tokens may be proposed when `ahead` more are committed."""
+        left = self.assignment.contract.max_new - self.committed - ahead
+        return min(self._m_cap, self.assignment.contract.m_max, left)
 
-    def _draft(self) -> None:
+    def _choose_m(self, limit: int) -> int:
         """Section 6.2: M is the one that commits most a second, within the limits."""
-        limit = self._limit()
         token_s = max(self._token_s + self._row_s, 1e-6)
         m = self._settings.m or choose_m(
             self.alpha.value, token_s, max(self._verify_s, 1e-6), limit
         )
+        return min(m, limit)
+
+    def _draft(self) -> None:
+        self._actions.append(self._work(self._choose_m(max(1, self._limit()))))
+
+    def _work(self, m: int, after: tuple[int, ...] = ()) -> DraftTokens:
         self._works += 1
-        self._actions.append(
-            DraftTokens(self._works, len(self.tokens), self.committed, min(m, limit), self.sampling)
-        )
+        base = self.committed + len(after)
+        return DraftTokens(self._works, len(self.tokens), base, m, self.sampling, after)
 
     def _drafted(self, event: Drafted, now: float) -> None:
         self._token_s = _smoothed(self._token_s, event.token_s)
+        self._crowded = event.crowded
+        self._worth.drafted(now)
         self._round = replace(self._round, tokens=event.tokens, rows=event.rows, since=now)
-        self._publish_or_propose()
+        self._publish_or_propose(now)
 
-    def _publish_or_propose(self) -> None:
+    def _publish_or_propose(self, now: float) -> None:
         if not self._round.rows:
-            self._propose()
+            self._propose(now)
             return
         self._works += 1
         self._actions.append(PublishRows(self._works, self.round + 1, len(self._round.tokens)))
 
-    def _published(self, event: Published) -> None:
+    def _published(self, event: Published, now: float) -> None:
         """What a row costs to write counts as drafting: a slow cache asks for fewer tokens."""
         self._row_s = _smoothed(self._row_s, event.publish_s / len(self._round.tokens))
         self._round = replace(self._round, reference=event.reference)
-        self._propose()
+        self._propose(now)
 
-    def _propose(self) -> None:
+    def _propose(self, now: float) -> None:
         self._actions.append(
             SendProposal(
                 self.round + 1,
@@ -194,6 +225,8 @@ class DrafterSession:
                 self._round.reference,
             )
         )
+        if self._round.repeats == 0:
+            self._prepare(now)
 
     def _verdict(self, verdict: Verdict, round_s: float, now: float) -> None:
         expected = (self.session, self.epoch, self.round + 1)
@@ -214,10 +247,13 @@ class DrafterSession:
             self._verify_s = 0.8 * self._verify_s + 0.2 * round_s if self.rounds > 1 else round_s
         if self._round.rows:
             self._actions.append(ReleaseRows())
-        if verdict.action in (Action.CONTINUE, Action.REDUCE):
-            self._next_round(now)
-        else:
+        if verdict.action not in (Action.CONTINUE, Action.REDUCE):
             self._stop(f"verdict says {verdict.action.name.lower()}", dropped=False)
+        elif self._ahead is not None and self._ahead.confirmed_by(verdict, self._m_cap):
+            self._confirmed(self._ahead, now)
+        else:
+            self._drop_prepared()
+            self._next_round(now)
 
     def _take(self, emitted: Sequence[int], committed: int, digest: bytes) -> bool:
         """Extend the prefix if the digests agree (D-D5)."""
@@ -226,6 +262,70 @@ class DrafterSession:
         self.tokens.extend(emitted)
         self.digest = digest
         return True
+
+    # ---- the round after it, while its verdict is awaited (D-D4)
+
+    def _prepare(self, now: float) -> None:
+        """Look beyond the proposal, where it is allowed, possible and worth it."""
+        tokens, stop = self._round.tokens, self.assignment.contract.stop
+        limit = self._limit(ahead=len(tokens) + 1)
+        if limit < 1 or any(token in stop for token in tokens):
+            return  # all accepted would be the end
+        m = self._choose_m(limit)
+        if self._worth.wanted(
+            self.alpha.value, len(tokens), m * self._token_s, crowded=self._crowded, now=now
+        ):
+            work = self._work(1, after=tokens)
+            self._ahead = Preparation(work.work, m, tokens)
+            self._actions.append(AssumeToken(work))
+
+    def _prepares(self, work: int) -> bool:
+        return self._ahead is not None and self._ahead.work == work
+
+    def _assumed(self, event: Assumed) -> None:
+        assert self._ahead is not None, "looked at before"
+        if event.token in self.assignment.contract.stop:
+            self._drop_prepared()
+            return
+        after = (*self._ahead.after, event.token)
+        work = self._work(self._ahead.m, after=after)
+        self._ahead = replace(self._ahead, work=work.work, after=after, assumed=True)
+        self._actions.append(PrepareTokens(work))
+
+    def _prepared(self, event: Drafted, now: float) -> None:
+        assert self._ahead is not None, "looked at before"
+        self._ahead = replace(self._ahead, drafted=event)
+        if self._ahead.confirmed:
+            self._take_prepared(event, now)
+
+    def _prepare_failed(self) -> None:
+        assert self._ahead is not None, "looked at before"
+        confirmed = self._ahead.confirmed
+        self._drop_prepared()
+        if confirmed:
+            self._draft()
+
+    def _confirmed(self, ahead: Preparation, now: float) -> None:
+        """Use it; one that is not done yet is as far as a new draft would be, or farther."""
+        self._round = _Outstanding(since=now)
+        if ahead.drafted is not None:
+            self._take_prepared(ahead.drafted, now)
+        else:
+            self._ahead = replace(ahead, confirmed=True)
+
+    def _take_prepared(self, drafted: Drafted, now: float) -> None:
+        self._ahead = None
+        self._actions.append(TakePrepared())
+        self._drafted(drafted, now)
+
+    def _spoil_preparation(self) -> None:
+        self._worth.spoiled()
+        self._drop_prepared()
+
+    def _drop_prepared(self) -> None:
+        if self._ahead is not None:
+            self._ahead = None
+            self._actions.append(DropPrepared())
 
     # ---- when things go wrong (D-D1)
 
@@ -238,7 +338,7 @@ class DrafterSession:
         elif suffix == "sdcp-q-unavailable":
             self._rows_again(now, str(problem))
         elif suffix == "sdcp-limit":
-            self._shorten(problem.m_cap)
+            self._shorten(problem.m_cap, now)
         elif suffix == "sdcp-bad-proposal" and not self._round.redrafted:
             self._round = _Outstanding(redrafted=True, since=now)
             self._draft()
@@ -247,7 +347,7 @@ class DrafterSession:
         else:
             self._stop(str(problem), dropped=suffix != "sdcp-session-closed")
 
-    def _shorten(self, m_cap: int | None) -> None:
+    def _shorten(self, m_cap: int | None, now: float) -> None:
         """The same round with fewer of the same tokens."""
         have = len(self._round.tokens)
         if have == 1:
@@ -256,7 +356,7 @@ class DrafterSession:
         count = max(1, min(m_cap or have // 2, have - 1))
         self._m_cap = count
         self._round = replace(self._round, tokens=self._round.tokens[:count], reference=None)
-        self._publish_or_propose()
+        self._publish_or_propose(now)
 
     def _again(self, now: float, reason: str) -> None:
         """Repeat the identical request later, for as long as a session may be idle."""
@@ -285,9 +385,9 @@ class DrafterSession:
         kind, self._wake = self._wake, None
         match kind:
             case ("proposal", _):
-                self._propose()
+                self._propose(now)
             case ("rows", _):
-                self._publish_or_propose()
+                self._publish_or_propose(now)
             case ("output", _):
                 self._actions.append(FetchOutput(self.committed))
 
@@ -335,6 +435,7 @@ class DrafterSession:
 
     def _stop(self, reason: str, *, dropped: bool) -> None:
         self.stopped = reason
+        self._drop_prepared()
         if self._round.rows:
             self._actions.append(ReleaseRows())
         self._actions.append(Stop(reason, dropped))

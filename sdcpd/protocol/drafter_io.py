@@ -19,6 +19,8 @@ class Drafted:
     token_s: float
     rows: bool = False
     """Whether there are draft rows to publish (rule 2)."""
+    crowded: bool = False
+    """Whether the engine has so many sessions that more work for one delays the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,28 @@ class DraftFailed:
 
     work: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """The token that the draft model expects after all that is proposed."""
+
+    work: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Tokens for the proposal after the outstanding one."""
+
+    drafted: Drafted
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """The draft engine could not look ahead; it is asked again when it has to."""
+
+    work: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +105,9 @@ class Woken:
 DrafterEvent = (
     Drafted
     | DraftFailed
+    | Assumed
+    | Prepared
+    | PrepareFailed
     | Published
     | PublishFailed
     | VerdictArrived
@@ -100,8 +127,35 @@ class DraftTokens:
     work: int
     length: int
     base: int
+    """Output tokens before the first that is drafted."""
     m: int
     sampling: Sampling
+    after: tuple[int, ...] = ()
+    """Tokens between those and the first that is drafted, which are not committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssumeToken:
+    """Draft the token that follows if all is accepted, beside the request; then Assumed."""
+
+    draft: DraftTokens
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareTokens:
+    """Draft what is proposed next if that is so, beside the request; then Prepared."""
+
+    draft: DraftTokens
+
+
+@dataclass(frozen=True, slots=True)
+class TakePrepared:
+    """What was prepared is the proposal now, and its rows are the session's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropPrepared:
+    """What is or was being prepared is not needed: end the work on it, forget its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,4 +208,16 @@ class Stop:
     dropped: bool
 
 
-DrafterAction = DraftTokens | PublishRows | ReleaseRows | SendProposal | FetchOutput | Pause | Stop
+DrafterAction = (
+    DraftTokens
+    | AssumeToken
+    | PrepareTokens
+    | TakePrepared
+    | DropPrepared
+    | PublishRows
+    | ReleaseRows
+    | SendProposal
+    | FetchOutput
+    | Pause
+    | Stop
+)

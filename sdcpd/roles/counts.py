@@ -24,6 +24,8 @@ class RoundCounts:
         self.self_decoded = 0
         self.rejected: Counter[str] = Counter()
         """Proposals answered with an error, by the problem's suffix, else by its status."""
+        self.prepared_used = self.prepared_discarded = 0
+        """Proposals that a drafter prepared while it awaited the verdict before (D-D4)."""
 
     @property
     def tokens_proposed(self) -> int:
@@ -52,6 +54,13 @@ class RoundCounts:
         """Count a proposal that was refused."""
         self.rejected[suffix or f"status {status}"] += 1
 
+    def count_prepared(self, used: bool) -> None:
+        """Count a prepared proposal once it is known whether it is one."""
+        if used:
+            self.prepared_used += 1
+        else:
+            self.prepared_discarded += 1
+
     def as_json(self) -> dict[str, int]:
         """The totals, as the admin socket shows them."""
         return {
@@ -60,5 +69,7 @@ class RoundCounts:
             "accepted": self.tokens_accepted,
             "self_decoded": self.self_decoded,
             "stale_base": self.rejected["sdcp-stale-base"],
+            "prepared_used": self.prepared_used,
+            "prepared_discarded": self.prepared_discarded,
             **{f"action_{action.name.lower()}": n for action, n in self.rounds.items() if n},
         }

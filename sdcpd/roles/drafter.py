@@ -20,6 +20,7 @@ from sdcpd.protocol.messages import (
     Status,
     Verdict,
 )
+from sdcpd.protocol.preparation import Payoff
 from sdcpd.protocol.problems import (
     BadContract,
     ProblemDocument,
@@ -42,6 +43,9 @@ from tiers.api import Tier
 log = logging.getLogger("sdcpd.drafter")
 CAPACITY = 64  # sessions at which the load reading is 100
 DROPPED_MAX = 64  # of one report
+CROWD = (
+    4  # sessions whose tokens one smallest pass drafts at once; more of them wait for each other
+)
 VOCAB_UNKNOWN = 1 << 32  # tokens are 32-bit values (D-E6)
 ACCEPT_MEMORY = 0.05  # weight of a round in the instance's acceptance (D-R7)
 
@@ -86,6 +90,7 @@ class Drafter:
         self._sessions: dict[bytes, DraftingSession] = {}
         self._dropped: list[bytes] = []
         self._accept: float | None = None
+        self._payoff = Payoff()
         self._context = DraftContext(
             engine=engine,
             client=client,
@@ -100,6 +105,8 @@ class Drafter:
                 kv_tier, kind=draft_kind(kv_owner), fingerprint=engine.kv_fingerprint
             ),
             reused=self._count_reused,
+            crowded=lambda: len(self._sessions) > CROWD,
+            prepared=self.rounds.count_prepared,
         )
         engine.on_eviction(self._evicted)
         routes = [
@@ -171,6 +178,7 @@ class Drafter:
             committed=committed,
             settings=self.config.machine,
             verify_s=self.config.verify_s,
+            payoff=self._payoff,
         )
         vocab = self._vocab(assignment) or VOCAB_UNKNOWN
         session = DraftingSession(machine, vocab=vocab, context=self._context)

@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sdcpd.engine.api import DraftEngine, DraftWork, EngineError, Prefix
+from sdcpd.engine.api import DraftEngine, EngineError
 from sdcpd.protocol.drafter import DrafterSession
 from sdcpd.protocol.drafter_io import (
-    Drafted,
+    AssumeToken,
     DrafterAction,
     DrafterEvent,
     DraftFailed,
     DraftTokens,
+    DropPrepared,
     FetchOutput,
     NoAnswer,
     OutputArrived,
     Pause,
+    PrepareTokens,
     ProblemArrived,
     Published,
     PublishFailed,
@@ -29,6 +31,7 @@ from sdcpd.protocol.drafter_io import (
     ReleaseRows,
     SendProposal,
     Stop,
+    TakePrepared,
     VerdictArrived,
     Woken,
 )
@@ -39,6 +42,7 @@ from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
 from sdcpd.roles.objects import LEASE_MS, ObjectGone, Objects
 from sdcpd.roles.prefix_kv import PrefixKv
+from sdcpd.roles.preparing import Preparing, Rows, draft_work, drafted
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, ConnectFailed, TransportError
 from tiers.api import Octets
@@ -63,6 +67,10 @@ class DraftContext:
     prefix_kv: PrefixKv
     reused: Callable[[int], None]
     """Told how many tokens' KV a session did not have to compute."""
+    crowded: Callable[[], bool]
+    """Whether more work for one session delays the others."""
+    prepared: Callable[[bool], None]
+    """Told of each preparation whether it was used."""
 
 
 class DraftingSession:
@@ -73,7 +81,15 @@ class DraftingSession:
         self.label = session_path_id(machine.session)
         self._vocab, self._context = vocab, context
         self._task: asyncio.Task[Any] | None = None
-        self._rows: bytes | SparseRows = b""
+        self._rows: Rows = b""
+        self._preparing = Preparing(
+            machine,
+            vocab=vocab,
+            engine=context.engine,
+            spawn=context.tasks.spawn,
+            crowded=context.crowded,
+            step=self._step,
+        )
         self._find_kv = self._keep_kv = True
         self._leased: list[str] = []
         self._renewal: asyncio.Task[Any] | None = None
@@ -86,6 +102,7 @@ class DraftingSession:
         """A newer assignment has replaced this one: stop without a word to anybody."""
         if self._task is not None:
             self._task.cancel()
+        self._preparing.drop()
         self._release()
         self.machine.stopped = self.machine.stopped or "replaced by a newer assignment"
 
@@ -97,6 +114,14 @@ class DraftingSession:
             match action:
                 case DraftTokens():
                     self._run(self._draft(action))
+                case AssumeToken() | PrepareTokens():
+                    self._preparing.run(action)
+                case TakePrepared():
+                    self._rows = self._preparing.take()
+                    self._context.prepared(True)
+                case DropPrepared():
+                    self._preparing.drop()
+                    self._context.prepared(False)
                 case PublishRows():
                     self._run(self._publish(action))
                 case SendProposal():
@@ -119,16 +144,8 @@ class DraftingSession:
 
     async def _draft(self, action: DraftTokens) -> None:
         machine = self.machine
+        work = draft_work(machine, action, vocab=self._vocab)
         scope = machine.assignment.contract.scope
-        work = DraftWork(
-            session=machine.session,
-            prefix=Prefix(machine.tokens, action.length, machine.prompt_length, scope or b""),
-            m=action.m,
-            rule=machine.assignment.contract.rule,
-            sampling=action.sampling,
-            base=action.base,
-            vocab=self._vocab,
-        )
         blocks: Sequence[Octets] = ()
         # Once, and when it had to make room for others.
         find_kv = self._find_kv or not self._context.engine.resident(machine.session)
@@ -144,8 +161,7 @@ class DraftingSession:
             self._context.prefix_kv.cost.computed(action.length - draft.reused, draft.seconds)
             self._context.reused(draft.reused)
         self._rows = draft.q_rows or b""
-        token_s = draft.seconds / max(1, len(draft.tokens))
-        self._step(Drafted(action.work, draft.tokens, token_s, rows=bool(draft.q_rows)))
+        self._step(drafted(action.work, draft, crowded=self._context.crowded()))
 
     async def _publish(self, action: PublishRows) -> None:
         """Rows are pushed to the verifier's cache, so that they travel beside the proposal."""

@@ -181,15 +181,24 @@ class OutputReader:
         ended, fenced_at = self._session.machine.ended, self._session.machine.fenced_at
         if ended is None and fenced_at is None:
             raise lost
-        try:
-            tokens = await self._session.rest(self._read)
-        except LogUnavailable as e:
-            raise GenerationError(f"{lost}; {e}") from e
+        tokens = await self._rest(lost)
         if self._read + len(tokens) < self._session.machine.committed:
             raise lost
         self._read += len(tokens)
         self._done = True
         return Tokens(tokens, finished=ended == Action.FINISH)
+
+    async def _rest(self, lost: _OutputLost) -> tuple[int, ...]:
+        """Read it there; the store is asked again as a verifier is."""
+        failures = 0
+        while True:
+            try:
+                return await self._session.rest(self._read)
+            except LogUnavailable as e:
+                failures += 1
+                if failures >= ATTEMPTS:
+                    raise GenerationError(f"{lost}; {e}") from e
+                await anyio.sleep(ATTEMPT_PAUSE_S)
 
     def _lost(self, verifier: str, reason: str, epoch: int) -> None:
         if self._session.machine.closed:

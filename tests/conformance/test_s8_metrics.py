@@ -128,3 +128,19 @@ async def test_what_is_decoded_alone_is_counted() -> None:
     committed = v[("sdcp_accepted_tokens_total",)] + rounds + v[("sdcp_self_decoded_tokens_total",)]
     assert committed >= 40
     assert verifier.rounds.mean_accepted == v[("sdcp_accepted_tokens_total",)] / rounds
+
+
+async def test_what_became_of_prepared_proposals_is_counted() -> None:
+    """R-8-3, D-D4: each once, at the drafter, in the metrics and in its status."""
+    async with cluster(drafters=0) as made:
+        drafter = made.add_drafter(noise=0.1, predraft=True)
+        await made.ready()
+        await made.text(count=60)
+        admin = DrafterAdmin("d0", drafter, metrics=Metrics("drafter", drafter.rounds))
+        found, status = await scrape(admin), await admin.status({})
+    used = found[("sdcp_prepared_proposals_total", "used")]
+    discarded = found[("sdcp_prepared_proposals_total", "discarded")]
+    assert used > 0 and discarded > 0
+    assert used + discarded <= sum(drafter.rounds.rounds.values())
+    counts = status["counts"]
+    assert (counts["prepared_used"], counts["prepared_discarded"]) == (used, discarded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,11 @@ async def test_stopped_engine_fails_what_waits(tiny: tuple[Any, Path]) -> None:
     assert any(isinstance(r, EngineError) for r in results)
 
 
-def draft_work(rule: int, sampling: Sampling, tokens: list[int], m: int = 4) -> DraftWork:
-    return DraftWork(b"d" * 16, Prefix(tokens, len(tokens), len(tokens)), m, rule, sampling, 0, 160)
+def draft_work(
+    rule: int, sampling: Sampling, tokens: list[int], m: int = 4, base: int = 0
+) -> DraftWork:
+    prefix = Prefix(list(tokens), len(tokens), len(tokens))
+    return DraftWork(b"d" * 16, prefix, m, rule, sampling, base, 160)
 
 
 async def test_drafter_that_is_the_target_has_everything_accepted(
@@ -150,6 +154,61 @@ async def test_a_draft_goes_on_from_what_was_accepted_alone(tiny: tuple[Any, Pat
         tokens += [*draft.tokens[:kept], (draft.tokens[kept] + 1) % 160, *range(missed)]
     await used.aclose()
     await fresh.aclose()
+
+
+@pytest.mark.parametrize(
+    ("rule", "profile"), [(1, GREEDY), (200, Sampling(seed=11)), (2, Sampling())]
+)
+async def test_what_is_prepared_is_what_would_be_drafted_after_the_verdict(
+    tiny: tuple[Any, Path], rule: int, profile: Sampling
+) -> None:
+    """R-6.2-8, R-6.3-37, D-D4: bit for bit, right or wrong; a wrong one leaves no trace."""
+    used, fresh = (drafter_of(tiny[1]) for _ in range(2))
+    tokens = [4, 5, 6]
+    for kept, missed in ((4, 0), (4, 0), (1, 0), (0, 3), (4, 0), (2, 1), (4, 0)):
+        work = draft_work(rule, profile, tokens, base=len(tokens))
+        draft = await used.draft(work)
+        look = replace(work, base=work.base + 4, m=1, after=draft.tokens)
+        after = (*draft.tokens, *(await used.draft(look)).tokens)
+        found = await used.draft(replace(work, base=work.base + 5, after=after))
+        tokens += after if kept == 4 else [*draft.tokens[:kept], (draft.tokens[kept] + 1) % 160]
+        tokens += range(missed)
+        work = draft_work(rule, profile, tokens, base=len(tokens))
+        if kept < 4:
+            found = await used.draft(work)
+        other = await fresh.draft(work)
+        fresh.forget(b"d" * 16)
+        if rule == 2:  # drawn at random, the first from the same row
+            assert dense(found)[: 4 * 160] == dense(other)[: 4 * 160]
+        else:
+            assert found.tokens == other.tokens
+    await used.aclose()
+    await fresh.aclose()
+
+
+async def test_a_preparation_that_is_given_up_holds_up_nobody(tiny: tuple[Any, Path]) -> None:
+    """R-6.2-8: it ends at its next pass, and what is drafted then is as without it."""
+    drafter = drafter_of(tiny[1])
+    tokens = [4, 5, 6]
+    wanted = (await drafter.draft(draft_work(1, GREEDY, tokens))).tokens
+    long = replace(draft_work(1, GREEDY, tokens, m=400), after=(7, 8, 9))
+    given_up = asyncio.ensure_future(drafter.draft(long))
+    while drafter.worker.passes < 10:
+        await asyncio.sleep(0)
+    given_up.cancel()
+    passes = drafter.worker.passes
+    assert (await drafter.draft(draft_work(1, GREEDY, tokens))).tokens == wanted
+    assert drafter.worker.passes <= passes + 6
+    await drafter.aclose()
+
+
+async def test_ngram_preparation_leaves_the_index_as_it_is() -> None:
+    """D-D4: what it assumes and prepares follows the proposed tokens, which are not taken in."""
+    drafter, work = NgramDrafter(), draft_work(1, GREEDY, [5, 6, 7, 8, 5, 6], m=2)
+    assert (await drafter.draft(work)).tokens == (7, 8)
+    assert (await drafter.draft(replace(work, after=(7, 8)))).tokens == (5, 6)
+    assert (await drafter.draft(replace(work, after=(7, 9)))).tokens == (9,)
+    assert (await drafter.draft(work)).tokens == (7, 8)
 
 
 async def test_rule_2_rows_are_the_distribution_sampled_from(tiny: tuple[Any, Path]) -> None:

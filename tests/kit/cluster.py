@@ -117,13 +117,18 @@ class Cluster:
         noise: float = 0.0,
         engine: DraftEngine | None = None,
         kv_tier: Tier | None = None,
+        predraft: bool | None = None,
     ) -> Drafter:
         """A drafter whose model is the target's with some noise."""
         base = f"https://{name}.test/"
         client = self.client("drafter", name, base)
         own = FakeModel(vocab=self.model.vocab, noise=noise)
         drafter = Drafter(
-            DrafterConfig(base, machine=DrafterSettings(), status_ttl_s=self.status_ttl_s),
+            DrafterConfig(
+                base,
+                machine=DrafterSettings(predraft=predraft),
+                status_ttl_s=self.status_ttl_s,
+            ),
             engine=engine or FakeDrafter(own, name=name),
             client=client,
             objects=Objects(client, bases=(ROUTER, base), own=base),

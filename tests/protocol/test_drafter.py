@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sdcpd.engine.fake import FakeModel
 from sdcpd.protocol.digest import extend
-from sdcpd.protocol.drafter import DrafterSession, DrafterSettings
+from sdcpd.protocol.drafter import DrafterSession
 from sdcpd.protocol.drafter_io import (
     Drafted,
-    DrafterAction,
     DrafterEvent,
     DraftFailed,
     DraftTokens,
@@ -27,44 +25,10 @@ from sdcpd.protocol.drafter_io import (
     VerdictArrived,
     Woken,
 )
-from sdcpd.protocol.messages import Action, Assignment, Output, SessionState, Verdict
+from sdcpd.protocol.messages import Action, Output, SessionState
 from sdcpd.protocol.problems import ProblemDocument
+from tests.kit.drafter_machine import DIGEST, one, session, verdict_for
 from tests.kit.verifier_machine import SESSION, contract
-
-MODEL = FakeModel()
-DIGEST = b"\x07" * 32
-
-
-def session(**changes: object) -> tuple[DrafterSession, DraftTokens]:
-    """A machine that has started, and the draft it asks for."""
-    members: dict[str, object] = {
-        "session": SESSION,
-        "epoch": 1,
-        "contract": contract(),
-        "verifier": "https://v0.test/",
-        "drafter": "https://d0.test/",
-        "prompt": (1, 2),
-        "round": 0,
-        "committed": 0,
-        "digest": DIGEST,
-        "m_init": 4,
-        **changes,
-    }
-    machine = DrafterSession(
-        Assignment(**members),  # type: ignore[arg-type]
-        prompt=(1, 2),
-        committed=(5,) * int(members["committed"]),  # type: ignore[call-overload]
-        settings=DrafterSettings(),
-        verify_s=0.03,
-    )
-    (draft,) = machine.start(now=0.0)
-    assert isinstance(draft, DraftTokens)
-    return machine, draft
-
-
-def one(machine: DrafterSession, event: DrafterEvent, *, now: float = 0.0) -> DrafterAction:
-    (action,) = machine.step(event, now=now)
-    return action
 
 
 def proposed(
@@ -75,24 +39,6 @@ def proposed(
     action = one(machine, Drafted(draft.work, tokens, 0.001))
     assert isinstance(action, SendProposal)
     return machine, action
-
-
-def verdict_for(machine: DrafterSession, emitted: tuple[int, ...], **changes: object) -> Verdict:
-    members: dict[str, object] = {
-        "session": SESSION,
-        "epoch": 1,
-        "round": machine.round + 1,
-        "accepted": len(emitted) - 1,
-        "emitted": emitted,
-        "committed": machine.committed + len(emitted),
-        "digest": extend(machine.digest, emitted),
-        "action": Action.CONTINUE,
-        "m_cap": 4,
-        "low": 0,
-        "load": 0,
-        **changes,
-    }
-    return Verdict(**members)  # type: ignore[arg-type]
 
 
 def test_first_proposal_follows_the_assignment() -> None:

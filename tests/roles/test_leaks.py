@@ -197,7 +197,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
             name, mlc=mlc_of(tier), kv_tier=tier, machine=VerifierSettings(0.05, 1.0)
         )
     for name in ("d0", "d1"):
-        cluster.add_drafter(name, noise=0.3)
+        cluster.add_drafter(name, noise=0.3, predraft=True)
     await cluster.ready()
     retention = LogRetention(
         logs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sdcpd.engine.fake import FakeModel
@@ -54,7 +54,8 @@ class Watched:
 class Checker:
     """Sees every message and every state of the logs; raises Broken."""
 
-    def __init__(self, model: FakeModel) -> None:
+    def __init__(self, model: FakeModel, drafters: Mapping[str, FakeModel]) -> None:
+        """`drafters` are the models of drafters, by base URI."""
         self.slips = 0
         """How often the store let a fence in before a record that it had let pass (D-M7)."""
         self.sessions: dict[str, Watched] = {}
@@ -63,7 +64,7 @@ class Checker:
         self.replayed = 0
         self._fences: dict[str, LogSummary] = {}
         """Logs of sessions that no verifier has heard of yet."""
-        self._model = model
+        self._model, self._drafters = model, drafters
 
     # ---- messages
 
@@ -89,11 +90,24 @@ class Checker:
                 self.sessions[label] = watched
         elif request.path.endswith("/proposals"):
             proposal = decode(Proposal, request.body)
-            known = self._watched(proposal.session).proposals
+            watched = self._watched(proposal.session)
+            self._proposed(watched, proposal)
+            known = watched.proposals
             rows = self.rows.get(proposal.q_rows or "")
             known.setdefault((proposal.epoch, proposal.round), []).append((proposal, rows))
         elif request.method == "PUT" and "/objects/" in request.path:
             self.rows[f"https://{request.authority}{request.path}"] = request.body
+
+    def _proposed(self, watched: Watched, proposal: Proposal) -> None:
+        """A drafter proposes what its model writes after what is committed, prepared or not."""
+        if watched.contract.rule == Rule.SPECULATIVE_SAMPLING:
+            return  # its tokens are drawn at random
+        text = [*watched.log.tokens[: proposal.base]]
+        model = self._drafters[proposal.drafter]
+        for _ in proposal.tokens:
+            text.append(_next(model, watched, text))
+        if tuple(text[proposal.base :]) != proposal.tokens:
+            raise Broken(f"round {proposal.round} proposes what follows some other text")
 
     def _watched(self, session: bytes) -> Watched:
         return self.sessions[session_path_id(session)]
@@ -170,15 +184,9 @@ class Checker:
 
     def alone(self, watched: Watched, count: int) -> list[int]:
         """The first `count` tokens of the target alone, fewer if it stops (rules 1 and 200)."""
-        contract, text = watched.contract, watched.expected
+        text = watched.expected
         while len(text) < count and not self._stopped(watched, text):
-            scores = self._model.scores([*watched.prompt, *text])
-            if contract.rule == Rule.GREEDY:
-                text.append(greedy(scores))
-            else:
-                assert contract.sampling is not None and contract.sampling.seed is not None
-                p = target_distribution(scores, contract.sampling)
-                text.append(winner(p, contract.sampling.seed, len(text) + 1))
+            text.append(_next(self._model, watched, text))
         return text
 
     # ---- rule 2: the same proposals, rows and seed give the same record
@@ -223,6 +231,17 @@ class Checker:
             emitted = (draw_from(p[0], draw(1, 1)),)
         cut, _ = truncate(emitted, base=len(tokens), max_new=contract.max_new, stop=contract.stop)
         return cut
+
+
+def _next(model: FakeModel, watched: Watched, text: Sequence[int]) -> int:
+    """What a model writes after output (rules 1 and 200)."""
+    contract = watched.contract
+    scores = model.scores([*watched.prompt, *text])
+    if contract.rule == Rule.GREEDY:
+        return greedy(scores)
+    assert contract.sampling is not None and contract.sampling.seed is not None
+    p = target_distribution(scores, contract.sampling)
+    return winner(p, contract.sampling.seed, len(text) + 1)
 
 
 def _fences(log: LogSummary) -> int:

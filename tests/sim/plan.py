@@ -110,6 +110,9 @@ class Plan:
     self_load: int | None
     self_max: int | None
     enforcing: bool
+    token_s: float
+    """To draft a token."""
+    predraft: bool | None
     faults: tuple[Fault, ...]
 
     def __str__(self) -> str:
@@ -117,7 +120,8 @@ class Plan:
             f"seed {self.seed}: rule {int(self.rule)}, {self.verifiers} verifiers, drafters with "
             f"noise {self.noise}, m_max {self.m_max}, low_rounds {self.low_rounds}, fallback "
             f"{[int(entry) for entry in self.fallback]}, self_load {self.self_load}, self_max {self.self_max}, "
-            f"{'enforcing' if self.enforcing else 'plain'} store"
+            f"{'enforcing' if self.enforcing else 'plain'} store, {self.token_s} s to draft a token, "
+            f"predraft {self.predraft}"
         ]
         lines += [f"  text {index}: {text}" for index, text in enumerate(self.texts)]
         lines += [f"  {fault}" for fault in self.faults]
@@ -127,6 +131,7 @@ class Plan:
 def make_plan(seed: int) -> Plan:
     """The world of a seed."""
     rng = random.Random(f"plan {seed}")
+    drafting = random.Random(f"drafting {seed}")
     rule = rng.choice((Rule.GREEDY, Rule.RACE, Rule.SPECULATIVE_SAMPLING))
     verifiers = rng.choice((1, 1, 2, 2, 3))
     noise = tuple(rng.choice((0.0, 0.1, 0.3, 1.0)) for _ in range(rng.choice((0, 1, 2, 2, 3))))
@@ -148,6 +153,8 @@ def make_plan(seed: int) -> Plan:
         self_load=rng.choice((None, 0, 100, 100, 100)) if noise else 100,
         self_max=rng.choice((None, None, 1, 5)),
         enforcing=rng.random() < 0.5,
+        token_s=drafting.choice((0.0, 0.0, 0.002, 0.02)),
+        predraft=drafting.choice((None, True, True, False)),
         faults=tuple(_fault(rng, nodes, kinds) for _ in range(rng.choice((0, 1, 2, 3, 5, 8, 12)))),
     )
 

@@ -105,6 +105,8 @@ def check_seeds(seeds: Iterable[int]) -> Counter[str]:
         seen["steps"] += world.checker.steps
         seen["fences that slipped in"] += world.checker.slips
         seen["rounds of rule 2 replayed"] += world.checker.replayed
+        for fate, count in world.prepared.items():
+            seen[f"prepared proposals {fate}"] += count
         for outcome in world.outcomes:
             seen["texts"] += 1
             seen[(outcome.ended or "?").split(":")[0]] += 1

@@ -17,7 +17,8 @@ from unittest.mock import patch
 import pytest
 
 from sdcpd.protocol.commit_log import CommitRecord
-from sdcpd.protocol.messages import SessionState
+from sdcpd.protocol.messages import SessionState, Verdict
+from sdcpd.protocol.preparation import Preparation
 from sdcpd.protocol.router import Phase, RouterSession
 from sdcpd.protocol.verifier import VerifierSession
 from sdcpd.protocol.verifier_io import Appended, Propose
@@ -37,6 +38,7 @@ def test_every_invariant_holds(first: int) -> None:
     """R-6.3-11, R-6.3-34, R-6.3-35, R-6.7-9, R-6.8-4, R-6.9-11, R-Z-2: under 200 schedules of faults."""
     seen = check_seeds(range(first, first + CHUNK))
     assert seen["finished"] > CHUNK / 2, seen
+    assert seen["prepared proposals used"] and seen["prepared proposals discarded"], seen
 
 
 @pytest.mark.slow
@@ -118,6 +120,11 @@ def _kept(self: Router, routed: object) -> None:
     """A router that never forgets a session."""
 
 
+def _whatever_was_added(self: Preparation, verdict: Verdict, m_cap: int) -> bool:
+    """A preparation that is used when all was accepted, whatever token came behind."""
+    return self.assumed and verdict.accepted == len(self.after) - 1
+
+
 FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], range]] = {
     "a verdict before its record": (
         lambda: patch.object(ServedSession, "_append", _reply_before_append),
@@ -142,6 +149,10 @@ FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], range]] = 
     "a session that the router never forgets": (
         lambda: patch.object(Router, "_closed", _kept),
         range(5),
+    ),
+    "a preparation after another token than was assumed": (
+        lambda: patch.object(Preparation, "confirmed_by", _whatever_was_added),
+        range(200),
     ),
     "tokens read twice after a failover": (
         lambda: patch.object(OutputReader, "_take", _read_again),

@@ -100,8 +100,12 @@ class World:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.model = FakeModel()
-        self.checker = Checker(self.model)
+        self._draft_models = [FakeModel(noise=noise) for noise in plan.noise]
+        drafters = {f"https://d{i}.test/": model for i, model in enumerate(self._draft_models)}
+        self.checker = Checker(self.model, drafters)
         self.outcomes = [Outcome() for _ in plan.texts]
+        self.prepared = {"used": 0, "discarded": 0}
+        """What became of the proposals that drafters prepared (D-D4)."""
         self._failed: set[str] = set()
         self._store = Store(
             enforcing=plan.enforcing,
@@ -350,7 +354,11 @@ class World:
 
     async def _stop(self, name: str) -> None:
         self.network.nodes.pop(name).die()
-        await self._roles.pop(name).aclose()
+        role = self._roles.pop(name)
+        if isinstance(role, Drafter):
+            self.prepared["used"] += role.rounds.prepared_used
+            self.prepared["discarded"] += role.rounds.prepared_discarded
+        await role.aclose()
 
     def _start(self, name: str) -> None:
         base = f"https://{name}.test/"
@@ -418,10 +426,13 @@ class World:
         )
 
     def _drafter(self, name: str, base: str, client: Any, objects: Objects) -> Drafter:
-        noise = self.plan.noise[int(name[1:])]
         return Drafter(
-            DrafterConfig(base, machine=DrafterSettings(), status_ttl_s=TTL_S),
-            engine=FakeDrafter(FakeModel(noise=noise), name=name),
+            DrafterConfig(
+                base, machine=DrafterSettings(predraft=self.plan.predraft), status_ttl_s=TTL_S
+            ),
+            engine=FakeDrafter(
+                self._draft_models[int(name[1:])], name=name, token_time_s=self.plan.token_s
+            ),
             client=client,
             objects=objects,
             peers=PEERS,

@@ -17,16 +17,18 @@ from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 
 LENGTH = 600  # beyond the longest key block
-TAIL = 24
-STARTS = (120, 240, 372, 500)  # tails cross the ends of the lengths in which keys are attended
+TAIL = 36
+STARTS = (110, 240, 370, 490)  # tails cross the ends of the lengths in which keys are attended
 PIECES: tuple[tuple[Sequence[int], int], ...] = (
-    ((1, 2, 3, 18), 0),
-    ((5, 6, 13), 37),
-    ((7, 9, 8), 3),
-    ((1, 1, 1, 21), 1),
+    ((1, 2, 5, 6, 7, 15), 0),
+    ((33, 3), 37),
+    ((17, 11, 8), 3),
+    ((1, 1, 1, 9, 24), 1),
 )
-"""How a tail is fed, and how many rows of another session stand before it."""
-UNEVEN = (96, 20)
+"""How a tail is fed, and how many rows of another session stand before it.
+
+Kernels work through rows by 16 or 32 and then through what is left: little must be left at times."""
+UNEVEN = (96, 20, 33)
 
 
 def choose_shape(runner: Runner, *, seed: int = 0) -> bool:

@@ -47,8 +47,7 @@ class Attention:
         self._group = config.heads // config.kv_heads
         lengths = [_key_length(one.start + one.rows, short_keys) for one in segments]
         self._places = [
-            Place(one.table, length, pool.device)
-            for one, length in zip(segments, lengths, strict=True)
+            Place(one.table, length) for one, length in zip(segments, lengths, strict=True)
         ]
         self._masks = {
             window: [

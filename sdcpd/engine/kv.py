@@ -9,6 +9,8 @@ import torch
 from sdcpd.engine.api import KV_BLOCK_TOKENS
 from sdcpd.engine.kv_pool import KvPool
 
+ROOM_TO_GROW = 1.5  # times its size, of the place that a session moves to
+
 
 def padded(count: int, multiple: int) -> int:
     """`count` rounded up to a multiple."""
@@ -58,7 +60,7 @@ class SessionKv:
         fits = follows + more <= pool.blocks and not any(
             pool.is_used(block) for block in range(follows, follows + more)
         )
-        if fits or any(map(pool.is_shared, old)) or pool.longest_run() < 2 * whole:
+        if fits or any(map(pool.is_shared, old)) or pool.longest_run() < whole * ROOM_TO_GROW:
             return False
         self.table = pool.allocate(whole)
         pool.copy(old, self.table[: len(old)])

@@ -121,16 +121,13 @@ class KvPool:
     def read(self, layer: int, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, place.length, head_dim] of a layer."""
         keys, values = self.keys[layer], self.values[layer]
-        if place.blocks is None:
-            part = slice(place.first, place.first + place.length)
+        if len(place.runs) == 1:
+            (part,) = place.runs
             return keys[:, part], values[:, part]
-        return self._gathered(keys, place), self._gathered(values, place)
-
-    def _gathered(self, rows: torch.Tensor, place: Place) -> torch.Tensor:
-        whole = rows[:, : self.tokens_max].view(self.kv_heads, self.blocks, -1)
-        assert place.blocks is not None, "a run is read where it lies"
-        picked = whole.index_select(1, place.blocks)
-        return picked.view(self.kv_heads, -1, self.head_dim)[:, : place.length]
+        return (
+            torch.cat([keys[:, part] for part in place.runs], dim=1),
+            torch.cat([values[:, part] for part in place.runs], dim=1),
+        )
 
     def copy(self, blocks: Sequence[int], to: Sequence[int]) -> None:
         """Copy the rows of blocks into others, which are none of them."""
@@ -168,19 +165,22 @@ def write(
 
 
 class Place:
-    """Where a table's positions up to a length are read: one run, or blocks to gather."""
+    """Where a table's positions up to a length are read: the runs of positions in the pool."""
 
-    __slots__ = ("blocks", "first", "length")
+    __slots__ = ("runs",)
 
-    def __init__(self, table: Sequence[int], length: int, device: torch.device) -> None:
-        self.length = length
-        self.first = table[0] * KV_BLOCK_TOKENS
-        self.blocks: torch.Tensor | None = None
-        count = -(-length // KV_BLOCK_TOKENS)
-        used = list(table[:count])
-        if used != list(range(table[0], table[0] + len(used))):
-            used += used[-1:] * (count - len(used))  # any will do: what is beyond is masked
-            self.blocks = torch.tensor(used, device=device)
+    def __init__(self, table: Sequence[int], length: int) -> None:
+        """What is beyond the table's end is read behind its last block: it is masked."""
+        self.runs: list[slice] = []
+        used = table[: -(-length // KV_BLOCK_TOKENS)]
+        first, left = used[0], length
+        for block, following in zip(used, (*used[1:], -1), strict=True):
+            if following == block + 1:
+                continue
+            count = (block + 1 - first) * KV_BLOCK_TOKENS
+            count = left if following < 0 else count
+            self.runs.append(slice(first * KV_BLOCK_TOKENS, first * KV_BLOCK_TOKENS + count))
+            first, left = following, left - count
 
 
 def pool_positions(table: Sequence[int], start: int, count: int) -> torch.Tensor:

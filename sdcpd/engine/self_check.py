@@ -27,7 +27,7 @@ PIECES: tuple[tuple[Sequence[int], int], ...] = (
 )
 """How a tail is fed, and how many rows of another session stand before it.
 
-Kernels work through rows by 16 or 32 and then through what is left: little must be left at times."""
+Kernels work through rows by 16 or 32 and then what is left: little must be left at times."""
 UNEVEN = (96, 20, 33)
 
 

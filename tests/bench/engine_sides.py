@@ -24,6 +24,9 @@ CLUSTERS = (PLAIN, NGRAM, DRAFT)
 ALL = (PLAIN, TRANSFORMERS, NGRAM, LLAMA, DRAFT, LOOKUP, LLAMA_LOOKUP)
 
 
+OPENMP = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # peers run with the defaults of their makers
+
+
 class NotMeasured(Exception):
     """A side that cannot run here; a sentence without its full stop says why."""
 
@@ -159,6 +162,7 @@ def _peer(name: str, models: Models, place: Path) -> Iterator[Peer]:
             stderr=errors,
             text=True,
             cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name not in OPENMP},
         )
     with process:  # leaving closes its input, at which it ends
         peer = Peer(process, log)

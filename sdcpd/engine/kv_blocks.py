@@ -15,7 +15,7 @@ import torch
 
 from sdcpd.engine.api import KV_BLOCK_TOKENS
 from sdcpd.engine.kv import SessionKv
-from sdcpd.engine.kv_object import KvKind, KvRows, bits_of, stored_as
+from sdcpd.engine.kv_object import KvKind, KvRows, laid_out, stored_as
 from sdcpd.engine.worker import Worker
 
 
@@ -41,8 +41,7 @@ async def read_blocks(
 
 def encode_blocks(kind: KvKind, rows: KvRows) -> list[bytes]:
     """Rows cut into blocks, each laid out as an object's octet string, without a header."""
-    both = torch.stack((rows.keys, rows.values), dim=1).cpu()
-    stored = both.view(bits_of(kind.dtype)).numpy().astype(stored_as(kind.dtype), copy=False)
+    stored = laid_out(kind, rows)
     starts = range(0, rows.positions - KV_BLOCK_TOKENS + 1, KV_BLOCK_TOKENS)
     return [stored[:, :, :, at : at + KV_BLOCK_TOKENS].tobytes() for at in starts]
 

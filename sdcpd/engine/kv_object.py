@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sdcpd.engine.api import EngineInfo
@@ -81,10 +82,7 @@ class _Unusable(Exception):
 
 def encode_kv(kind: KvKind, tokens: Sequence[int], rows: KvRows) -> bytes:
     """The object for `tokens`, whose rows these are."""
-    both = torch.stack((rows.keys, rows.values), dim=1).cpu()
-    body = (
-        both.view(bits_of(kind.dtype)).numpy().astype(stored_as(kind.dtype), copy=False).tobytes()
-    )
+    body = laid_out(kind, rows).tobytes()
     head = bytes([_OCTET_STRING | 27]) + len(body).to_bytes(8, "big")
     return b"".join((encode_item(kind.header(tokens)), head, body))
 
@@ -136,6 +134,18 @@ def _octet_string(octets: bytes, at: int) -> tuple[int, int]:
         raise _Unusable("its header is not followed by an octet string")
     start = at + 1 + (1 << (info - 24))
     return start, int.from_bytes(octets[at + 1 : start], "big")
+
+
+def laid_out(kind: KvKind, rows: KvRows) -> npt.NDArray[np.signedinteger]:
+    """Rows as they are stored, [layers, 2, heads, positions, head_dim].
+
+    By numpy: torch would set up a team of threads for the thread that calls it, and where there are
+    more of them than cores, those of the passes no longer wait for each other but sleep.
+    """
+    halves = [
+        part.detach().cpu().view(bits_of(kind.dtype)).numpy() for part in (rows.keys, rows.values)
+    ]
+    return np.stack(halves, axis=1).astype(stored_as(kind.dtype), copy=False)
 
 
 def bits_of(dtype: torch.dtype) -> torch.dtype:

@@ -11,7 +11,9 @@ masked, and since no row that is not finite is ever written, what is masked adds
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -149,19 +151,47 @@ class KvPool:
         self.values.index_copy_(2, at, values.to(self.device))
 
 
-def write(
-    place: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    keys: torch.Tensor,
-    values: torch.Tensor,
-) -> None:
-    """Put rows [R, kv_heads, head_dim] into a layer's keys and values, at pool positions [n].
+Runs = list[tuple[slice, slice]]
+Slots: TypeAlias = torch.Tensor | Runs
+"""Where rows belong: pool positions [n] of the first n rows, or runs of rows and of positions."""
 
-    Rows from the n-th on fill a pass up and are not written.
+
+def write(
+    place: tuple[torch.Tensor, torch.Tensor, Slots], keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Put rows [R, kv_heads, head_dim] into a layer's keys and values.
+
+    Rows of no place fill a pass up and are not written.
     """
-    to_keys, to_values, positions = place
-    count = len(positions)
-    to_keys.index_copy_(1, positions, keys[:count].transpose(0, 1))
-    to_values.index_copy_(1, positions, values[:count].transpose(0, 1))
+    to_keys, to_values, slots = place
+    if isinstance(slots, torch.Tensor):
+        count = len(slots)
+        to_keys.index_copy_(1, slots, keys[:count].transpose(0, 1))
+        to_values.index_copy_(1, slots, values[:count].transpose(0, 1))
+        return
+    for rows, positions in slots:  # on a CPU a fraction of the time of what is above
+        to_keys[:, positions] = keys[rows].transpose(0, 1)
+        to_values[:, positions] = values[rows].transpose(0, 1)
+
+
+def runs_of(
+    table: Sequence[int], start: int, count: int, *, first: int
+) -> list[tuple[slice, slice]]:
+    """The runs of a table's positions from `start` on; `first` is the first of their rows."""
+    runs: Runs = []
+    at, end = start, start + count
+    while at < end:
+        block, offset = divmod(at, KV_BLOCK_TOKENS)
+        place = table[block] * KV_BLOCK_TOKENS + offset
+        upto = min(end, (block + 1) * KV_BLOCK_TOKENS)
+        row = first + at - start
+        if runs and runs[-1][1].stop == place:
+            before = runs.pop()
+            row, place = before[0].start, before[1].start
+        length = first + upto - start - row
+        runs.append((slice(row, row + length), slice(place, place + length)))
+        at = upto
+    return runs
 
 
 class Place:
@@ -197,6 +227,7 @@ def _part(block: int) -> slice:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks for memory that is zero already: it is taken when it is first written.
-    octets = np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(octets).view(dtype).view(shape)
+    # Mapped memory is taken, a small page at a time, when it is first written; torch would write it
+    # all now, and numpy have it in pages so large that a few tokens take hundreds of MiB.
+    size = max(1, int(np.prod(shape)) * dtype.itemsize)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype, count=int(np.prod(shape))).view(shape)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from sdcpd.engine.attention import Attention
-from sdcpd.engine.kv_pool import KvPool, write
+from sdcpd.engine.kv_pool import KvPool, Slots, write
 from sdcpd.engine.layers import Layer, Loader, Tensors
 from sdcpd.engine.linear import Linear
 from sdcpd.engine.model_config import ModelConfig
@@ -63,14 +63,13 @@ class LlamaModel:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        slots: torch.Tensor,
+        slots: Slots,
         attention: Attention,
         pool: KvPool,
     ) -> torch.Tensor:
         """Feed `tokens` [R] at `positions` [R] and return hidden states [R, hidden].
 
-        The keys and values of the first len(slots) rows are written at those places of the pool;
-        rows behind them fill the pass up.
+        The keys and values of the rows are written where `slots` says.
         """
         hidden, turns = self.begin(tokens, positions)
         for index, layer in enumerate(self.layers):
@@ -95,11 +94,11 @@ class LlamaModel:
         layer: Layer,
         hidden: torch.Tensor,
         turn: tuple[torch.Tensor, torch.Tensor],
-        place: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        place: tuple[torch.Tensor, torch.Tensor, Slots],
     ) -> torch.Tensor:
         """Write a layer's keys and values and return its queries [R, heads, head_dim].
 
-        `place`: the pool's keys and values of the layer, and where in them the first rows belong.
+        `place`: the pool's keys and values of the layer, and where in them rows belong.
         """
         queries, keys, values = self._projected(layer, hidden, turn)
         write(place, keys, values)

@@ -17,7 +17,7 @@ from sdcpd.engine.api import ContextFull
 from sdcpd.engine.attention import Attention, Segment
 from sdcpd.engine.compiled import CompiledModel
 from sdcpd.engine.kv import SessionKv, padded
-from sdcpd.engine.kv_pool import KvPool, pool_positions
+from sdcpd.engine.kv_pool import KvPool, pool_positions, runs_of
 from sdcpd.engine.model import LlamaModel
 from sdcpd.engine.parallel import Followers, SharedPool
 
@@ -148,16 +148,21 @@ class Runner:
     ) -> torch.Tensor:
         """Hidden states of a pass's rows, in this process's part of the model."""
         device, model = self.model.device, self.model
-        slots = torch.cat([pool_positions(one.table, one.start, one.rows) for one in segments])
         fill = [0] * (self.shape.padded(len(tokens)) - len(tokens))
         attention = Attention(model.config, self.pool, segments, short_keys=self.shape.keys)
         if self.compiled is not None:
+            slots = torch.cat([pool_positions(one.table, one.start, one.rows) for one in segments])
             everywhere = slots.tolist() + [self.pool.nowhere] * len(fill)
             return self.compiled.forward(tokens + fill, positions + fill, everywhere, attention)
+        runs = [
+            run
+            for one in segments
+            for run in runs_of(one.table, one.start, one.rows, first=one.first)
+        ]
         return model.forward(
             torch.tensor(tokens + fill, device=device),
             torch.tensor(positions + fill, device=device),
-            slots.to(device),
+            runs,
             attention,
             self.pool,
         )

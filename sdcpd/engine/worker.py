@@ -19,7 +19,7 @@ from sdcpd.engine.batching import BatchWindow
 from sdcpd.engine.jobs import Job, Pass, Ticket, settle
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_memory import KvMemory
-from sdcpd.engine.scheduler import plan
+from sdcpd.engine.scheduler import SHORT_ROWS_MAX, PrefillPace, plan
 
 log = logging.getLogger("sdcpd.engine")
 T = TypeVar("T")
@@ -45,6 +45,7 @@ class Worker:
         self._runner, self._memory = runner, memory
         self._rows_max = rows_max
         self._inbox: queue.SimpleQueue[Ticket | Callable[[], None] | None] = queue.SimpleQueue()
+        self._pace = PrefillPace()
         self._waiting: list[Ticket] = []
         self._parked: list[Ticket] = []
         self.pass_s = 0.0
@@ -190,13 +191,14 @@ class Worker:
 
     def _step(self) -> None:
         self._waiting = [t for t in self._waiting if not t.future.cancelled()]
-        chosen = plan(self._waiting, rows_max=self._rows_max)
+        chosen = plan(self._waiting, rows_max=self._rows_max, prefill_max=self._pace.rows)
         if not chosen:
             return
         self._pass(chosen)
 
     def _pass(self, chosen: Sequence[tuple[Ticket, int]]) -> None:
         begin = time.monotonic()
+        prefill = [rows for one, rows in chosen if one.rows_left > SHORT_ROWS_MAX]
         try:
             results = self._runner.run([ticket.job.feed(rows) for ticket, rows in chosen])
         except Exception as e:
@@ -209,6 +211,7 @@ class Worker:
             return
         spent = time.monotonic() - begin
         self.passes += 1
+        self._pace.passed(spent, rounds=len(chosen) - len(prefill), prefill_rows=sum(prefill))
         self.pass_s = spent if self.pass_s == 0 else 0.9 * self.pass_s + 0.1 * spent
         for (ticket, _), scores in zip(chosen, results, strict=True):
             self._settle(ticket, scores, spent)

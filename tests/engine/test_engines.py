@@ -16,7 +16,7 @@ from sdcpd.engine.api import ContextFull, DraftWork, EngineError, ModelError, Pr
 from sdcpd.engine.load import ModelSettings, load_target
 from sdcpd.engine.model_config import read_config
 from sdcpd.engine.ngram import NgramDrafter, NgramIndex
-from sdcpd.engine.scheduler import plan
+from sdcpd.engine.scheduler import PrefillPace, plan
 from sdcpd.engine.target import LlamaTarget
 from sdcpd.engine.weights import model_digest, weight_files
 from sdcpd.protocol.acceptance import check_rows
@@ -249,9 +249,28 @@ def test_rounds_go_before_prefills_and_the_oldest_prefill_moves() -> None:
     jobs = [_Job(500), *(_Job(8) for _ in range(20)), _Job(300)]
     chosen = plan(jobs, rows_max=128)
     rows = {jobs.index(job): count for job, count in chosen}
-    assert rows[0] == 32
+    assert rows[0] == 8
     assert sum(rows.values()) <= 128
-    assert all(rows[i] == 8 for i in range(1, 13))
+    assert all(rows[i] == 8 for i in range(1, 16))
+
+
+def test_a_prefill_takes_as_much_of_a_pass_as_leaves_rounds_their_pace() -> None:
+    """Sixteen sessions go on while a long prompt comes; its rows cost more and more."""
+    pace, costs = PrefillPace(), iter(i / 4000 for i in range(1, 200))
+    rounds = [_Job(1) for _ in range(16)]
+    for _ in range(20):
+        pace.passed(0.05, rounds=16, prefill_rows=0)
+    slowest, fed = 0.0, 0
+    for row_s in costs:
+        chosen = plan([_Job(8000), *rounds], rows_max=128, prefill_max=pace.rows)
+        rows = sum(count for job, count in chosen if job not in rounds)
+        spent_s = 0.05 + rows * row_s / 16
+        pace.passed(spent_s, rounds=16, prefill_rows=rows)
+        slowest, fed = max(slowest, spent_s), fed + rows
+        assert len(chosen) == 17 and rows >= 4
+    assert slowest <= 3 * 0.05 and fed > 20 * 199
+    alone = plan([_Job(8000)], rows_max=128, prefill_max=pace.rows)
+    assert alone[0][1] == 128, "where nobody waits for a token it has the pass to itself"
 
 
 def test_missing_and_unsupported_models_are_named(tiny: tuple[Any, Path], tmp_path: Path) -> None:

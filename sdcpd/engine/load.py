@@ -68,7 +68,13 @@ def load_twins(settings: ModelSettings, *, report: Report) -> tuple[LlamaTarget,
     """The target, and a drafter of the same weights, which is always right; raises ModelError."""
     runner = _load(settings, report=report)
     target = LlamaTarget(runner, _checked(settings, runner, report=report))
-    twin = Runner(runner.model, kv_octets_max=settings.kv_octets_max, shape=runner.shape)
+    twin = Runner(
+        runner.model,
+        kv_octets_max=settings.kv_octets_max,
+        shape=runner.shape,
+        backend=_backend(settings, runner.model),
+    )
+    twin.warm_up()
     drafter = ModelDrafter(twin, target.info)
     return target, drafter
 

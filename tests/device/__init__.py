@@ -1,0 +1,1 @@
+"""What can only be shown on a GPU."""

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 SHORT_ROWS_MAX = 68  # a round needs at most m_max + 1 = 65 rows; anything longer is a prefill
 SEGMENT_ROWS_MIN = 4  # of a prefill, so that it moves on
 PREFILL_ROWS_MIN = 8  # what the oldest prefill gets even when rounds could fill the pass
-SLOWDOWN = 2.0  # times its time without, that a pass of rounds may take with a prefill in it
+SLOWDOWN = 2.5  # times its time without, that a pass of rounds may take with a prefill in it
 _MEMORY = 0.2  # weight of the newest measurement
 
 

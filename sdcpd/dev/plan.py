@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,21 +97,21 @@ def make_plan(options: DevOptions, directory: Path, sockets: Path) -> list[Plann
                 directory / "log" / f"{role}.{name}.log",
             )
         )
-    threads = _threads(options, kinds)
+    threads = _threads(options)
     for plan in plans:
         plan.config.write_text(_config(plan, plans, options, directory, threads))
     return plans
 
 
-def _threads(options: DevOptions, kinds: Iterable[str]) -> int:
-    """CPU threads of each process with a model, so that together they fit the cores.
+def _threads(options: DevOptions) -> int:
+    """CPU threads of each process with a model.
 
-    The bundled pair gains nothing from a second thread.
+    A drafter and its verifier take turns, so that each may have all cores; verifiers, who work at
+    the same time, share them.  The bundled pair gains nothing from a second thread.
     """
     if options.target is None:
         return 1
-    models = options.verifiers + sum(kind != "ngram" for kind in kinds)
-    return max(1, len(os.sched_getaffinity(0)) // models)
+    return max(1, len(os.sched_getaffinity(0)) // options.verifiers)
 
 
 def _config(

@@ -9,10 +9,12 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import sdcpd
 from sdcpd.admin_logs import LogsAdmin, LogsRefused
+from sdcpd.engine.api import KvUsage
 from sdcpd.engine.tokenizer import ChatTemplateError, TextModel
 from sdcpd.metrics import MEDIA_TYPE as METRICS_TYPE
 from sdcpd.metrics import Metrics
@@ -186,6 +188,10 @@ class RouterAdmin(_JsonResources):
         }
 
 
+def _kv(usage: KvUsage | None) -> dict[str, int] | None:
+    return None if usage is None else asdict(usage)
+
+
 class VerifierAdmin(_JsonResources):
     """A verifier's socket."""
 
@@ -203,6 +209,7 @@ class VerifierAdmin(_JsonResources):
             "instance": verifier.instance,
             "load": verifier.load(),
             "engine": verifier.status().engine,
+            "kv": _kv(verifier.kv_usage()),
             "sessions": [
                 {
                     "session": served.label,
@@ -232,6 +239,7 @@ class DrafterAdmin(_JsonResources):
         return {
             **_about("drafter", self._name, self._begun),
             "base_uri": drafter.config.base_uri,
+            "kv": _kv(drafter.kv_usage()),
             "instance": drafter.instance,
             "sessions": [
                 {

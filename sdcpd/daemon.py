@@ -195,6 +195,7 @@ class Daemon:
         )
         self._parts.stack.push_async_callback(verifier.aclose)
         metrics = Metrics("verifier", verifier.rounds)
+        metrics.kv = engine.kv_usage
         await self._parts.serve(
             instance, verifier.listener, identity, base_uri=section.base_uri, metrics=metrics
         )
@@ -232,6 +233,7 @@ class Daemon:
         )
         self._parts.stack.push_async_callback(drafter.aclose)
         metrics = Metrics("drafter", drafter.rounds)
+        metrics.kv = engine.kv_usage
         await self._parts.serve(
             instance, drafter.listener, identity, base_uri=section.base_uri, metrics=metrics
         )

@@ -13,6 +13,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from sdcpd.engine.api import KvUsage
 from sdcpd.protocol.problems import PROBLEMS_BY_SUFFIX
 from sdcpd.roles.counts import ESCALATIONS, RoundCounts
 from sdcpd.transport.refusals import REASONS, REQUEST_REASONS
@@ -34,8 +35,11 @@ class Metrics:
         """When the role's certificate expires, in seconds since the epoch."""
         self.local_requests: Callable[[], int] | None = None
         """Requests for objects that came through shared memory."""
+        self.kv: Callable[[], KvUsage | None] | None = None
+        """How the engine's memory for keys and values is used."""
         self._registry = CollectorRegistry()
         self._registry.register(_Tls(role, self))
+        self._registry.register(_Kv(role, self))
         if rounds is not None:
             self._registry.register(_Rounds(role, rounds))
 
@@ -110,6 +114,32 @@ class _Tls(_Collector):
             )
             expiry.add_metric([self._role], self._metrics.expiry_s())
             yield expiry
+
+
+class _Kv(_Collector):
+    """The engine's memory for keys and values."""
+
+    def __init__(self, role: str, metrics: Metrics) -> None:
+        super().__init__(role)
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it, where there is such a memory."""
+        usage = self._metrics.kv() if self._metrics.kv is not None else None
+        if usage is None:
+            return
+        for name, text, value in (
+            ("capacity_tokens", "Tokens whose keys and values fit the engine.", usage.tokens_max),
+            ("used_tokens", "Tokens of blocks in use.", usage.tokens_used),
+            ("waiting", "Pieces of work that wait for room.", usage.waiting),
+        ):
+            gauge = GaugeMetricFamily(f"sdcp_kv_{name}", text, labels=("role",))
+            gauge.add_metric([self._role], value)
+            yield gauge
+        yield self._total("sdcp_kv_evictions", "Sessions that had to make room.", usage.evicted)
+        yield self._total(
+            "sdcp_kv_adopted_tokens", "Tokens begun with and not computed.", usage.adopted
+        )
 
 
 class _Rounds(_Collector):

@@ -93,6 +93,21 @@ class EngineInfo:
     """Whether the start-up self-check found rows independent of what stands beside them."""
 
 
+@dataclass(frozen=True, slots=True)
+class KvUsage:
+    """How the memory for keys and values is used, in tokens."""
+
+    tokens_max: int
+    tokens_used: int
+    """Of blocks in use, those of ended texts that others may begin with included."""
+    waiting: int
+    """Pieces of work that wait for room."""
+    evicted: int
+    """Sessions that had to make room, since the start."""
+    adopted: int
+    """Tokens that sessions began with and did not compute, since the start."""
+
+
 class TargetEngine(Protocol):
     """The target model of a verifier."""
 
@@ -150,6 +165,9 @@ class TargetEngine(Protocol):
 
     def forget(self, session: bytes, epoch: int) -> None:
         """Free what is kept for a session; unknown sessions are ignored."""
+
+    def kv_usage(self) -> KvUsage | None:
+        """How its memory for KV is used; None if it has none of its own."""
 
     def pass_s(self) -> float:
         """Smoothed duration of a target pass in seconds (0 before the first)."""
@@ -220,6 +238,9 @@ class DraftEngine(Protocol):
     def on_eviction(self, keep: KeepEvicted) -> None:
         """As TargetEngine.on_eviction."""
 
+    def kv_usage(self) -> KvUsage | None:
+        """As TargetEngine.kv_usage."""
+
     def forget(self, session: bytes) -> None: ...
 
     async def aclose(self) -> None: ...
@@ -240,3 +261,7 @@ class WithoutKv:
 
     def on_eviction(self, keep: KeepEvicted) -> None:
         """Nothing makes room."""
+
+    def kv_usage(self) -> KvUsage | None:
+        """None: there is no such memory."""
+        return None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from sdcpd.engine.accept import distribution, draw_from, greedy, winner
-from sdcpd.engine.api import Draft, DraftWork, EngineInfo, KeepEvicted
+from sdcpd.engine.api import Draft, DraftWork, EngineInfo, KeepEvicted, KvUsage
 from sdcpd.engine.evictions import Evictions
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_blocks import decode_blocks, read_blocks
@@ -165,6 +165,10 @@ class ModelDrafter:
     def on_eviction(self, keep: KeepEvicted) -> None:
         """See DraftEngine."""
         self._evictions.to(keep)
+
+    def kv_usage(self) -> KvUsage | None:
+        """See DraftEngine."""
+        return self.worker.kv_usage()
 
     def forget(self, session: bytes) -> None:
         """See DraftEngine."""

@@ -18,6 +18,7 @@ from sdcpd.engine.api import (
     DraftWork,
     EngineInfo,
     KeepEvicted,
+    KvUsage,
     Prefix,
     Score,
     Scored,
@@ -142,6 +143,10 @@ class FakeTarget:
         """See TargetEngine."""
         self._keep = keep
 
+    def kv_usage(self) -> KvUsage | None:
+        """None: nothing is computed."""
+        return None
+
     def evict(self, session: bytes, epoch: int) -> None:
         """Have a session make room, for tests."""
         prefix = self._prefixes.pop((session, epoch))
@@ -247,6 +252,10 @@ class FakeDrafter:
     def on_eviction(self, keep: KeepEvicted) -> None:
         """See DraftEngine."""
         self._keep = keep
+
+    def kv_usage(self) -> KvUsage | None:
+        """None: nothing is computed."""
+        return None
 
     def evict(self, session: bytes) -> None:
         """Have a session make room, for tests."""

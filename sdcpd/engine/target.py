@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sdcpd.engine.accept import accept
-from sdcpd.engine.api import EngineInfo, KeepEvicted, Prefix, Score, Scored
+from sdcpd.engine.api import EngineInfo, KeepEvicted, KvUsage, Prefix, Score, Scored
 from sdcpd.engine.batching import WINDOW_SHARE, BatchWindow
 from sdcpd.engine.evictions import Evictions
 from sdcpd.engine.kv import SessionKv
@@ -152,6 +152,10 @@ class LlamaTarget:
     def on_eviction(self, keep: KeepEvicted) -> None:
         """See TargetEngine."""
         self._evictions.to(keep)
+
+    def kv_usage(self) -> KvUsage | None:
+        """See TargetEngine."""
+        return self.worker.kv_usage()
 
     async def blocks(
         self, session: bytes, epoch: int, tokens: Sequence[int], first: int

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
-from sdcpd.engine.api import ContextFull, EngineBusy, EngineError
+from sdcpd.engine.api import KV_BLOCK_TOKENS, ContextFull, EngineBusy, EngineError, KvUsage
 from sdcpd.engine.batching import BatchWindow
 from sdcpd.engine.jobs import Job, Pass, Ticket, settle
 from sdcpd.engine.kv import SessionKv
@@ -70,10 +70,16 @@ class Worker:
         self._inbox.put(Ticket(job, future, until))
         return await future
 
-    @property
-    def parked(self) -> int:
-        """How many pieces of work wait for memory."""
-        return len(self._parked)
+    def kv_usage(self) -> KvUsage:
+        """How the memory for KV is used, at a moment near now."""
+        memory = self._memory
+        return KvUsage(
+            memory.pool.tokens_max,
+            (memory.pool.blocks - memory.pool.free) * KV_BLOCK_TOKENS,
+            len(self._parked),
+            memory.evictions,
+            memory.adopted_tokens,
+        )
 
     async def read(self, key: Hashable, use: Callable[[SessionKv], T]) -> T | None:
         """What `use` makes, on the thread, of a session's KV; None where there is none.

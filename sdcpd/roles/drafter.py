@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from sdcpd.engine.api import DraftEngine
+from sdcpd.engine.api import DraftEngine, KvUsage
 from sdcpd.protocol.codec import decode
 from sdcpd.protocol.contract import check_contract
 from sdcpd.protocol.drafter import DrafterSession, DrafterSettings, check_digest
@@ -126,6 +126,10 @@ class Drafter:
         """The report to the routers; what was dropped is told once (D-R7, D-Z5)."""
         dropped, self._dropped = self._dropped[:DROPPED_MAX], self._dropped[DROPPED_MAX:]
         return self._status(dropped=tuple(dropped) or None, hints=True)
+
+    def kv_usage(self) -> KvUsage | None:
+        """How the engine's memory for keys and values is used; None if it has none."""
+        return self._engine.kv_usage()
 
     @property
     def sessions(self) -> Sequence[DraftingSession]:

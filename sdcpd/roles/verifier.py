@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sdcpd.engine.api import TargetEngine
+from sdcpd.engine.api import KvUsage, TargetEngine
 from sdcpd.protocol.codec import decode
 from sdcpd.protocol.contract import check_contract, contract_digest
 from sdcpd.protocol.limits import (
@@ -206,6 +206,10 @@ class Verifier:
             rules=tuple(int(rule) for rule in RULES),
             vocab=info.vocab,
         )
+
+    def kv_usage(self) -> KvUsage | None:
+        """How the engine's memory for keys and values is used."""
+        return self._engine.kv_usage()
 
     @property
     def sessions(self) -> Sequence[ServedSession]:

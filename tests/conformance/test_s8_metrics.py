@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sdcpd.admin import DrafterAdmin, VerifierAdmin
+from sdcpd.engine.api import KvUsage
 from sdcpd.metrics import Metrics
 from sdcpd.protocol.messages import Action, Verdict
 from sdcpd.protocol.problems import ProblemDocument
@@ -144,3 +145,16 @@ async def test_what_became_of_prepared_proposals_is_counted() -> None:
     assert used + discarded <= sum(drafter.rounds.rounds.values())
     counts = status["counts"]
     assert (counts["prepared_used"], counts["prepared_discarded"]) == (used, discarded)
+
+
+async def test_how_the_memory_for_kv_is_used_is_told(wire: Wire) -> None:
+    """Before it is full; a role without such a memory says nothing of it."""
+    metrics = Metrics("verifier", wire.verifier.rounds)
+    admin = VerifierAdmin("v0", wire.verifier, metrics=metrics)
+    assert not any(name[0].startswith("sdcp_kv_") for name in await scrape(admin))
+    metrics.kv = lambda: KvUsage(4096, 640, 2, 3, 128)
+    found = await scrape(admin)
+    assert found[("sdcp_kv_capacity_tokens",)] == 4096 and found[("sdcp_kv_used_tokens",)] == 640
+    assert found[("sdcp_kv_waiting",)] == 2
+    assert found[("sdcp_kv_evictions_total",)] == 3
+    assert found[("sdcp_kv_adopted_tokens_total",)] == 128

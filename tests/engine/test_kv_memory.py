@@ -368,7 +368,9 @@ async def test_sessions_wait_for_memory_and_all_write_what_they_would_alone(
     work = [written(target, i, prompt, 12) for i, prompt in enumerate(prompts)]
     found = await asyncio.wait_for(asyncio.gather(*work), 60)
     assert found == wanted
-    assert target.info.context_max == 512 and target.worker.parked == 0
+    usage = target.kv_usage()
+    assert usage is not None and (usage.tokens_max, usage.waiting) == (9 * BLOCK, 0)
+    assert target.info.context_max == 512 and usage.tokens_used <= usage.tokens_max
     await target.aclose()
     await roomy.aclose()
 

@@ -37,6 +37,7 @@ class Restarted(Scripted):
     def __init__(self) -> None:
         super().__init__()
         self.reads = 0
+        self.may_open = asyncio.Event()
 
     async def verifier(self, request: Request) -> Response:
         if request.path.endswith("/output"):
@@ -45,8 +46,7 @@ class Restarted(Scripted):
             return Response(404, problem, to_json(NotFound("no such session here")))
         if request.path == "/sessions" and any(kind == "open" for kind, _ in self.seen):
             await super().verifier(request)
-            while self.reads < 12:
-                await asyncio.sleep(0.01)
+            await self.may_open.wait()
         return await super().verifier(request)
 
 
@@ -65,6 +65,7 @@ async def test_a_restarted_verifier_is_given_time_to_open(
         opened = [m for kind, m in scripted.seen if kind == "open"]
         assert {m.epoch for m in opened if isinstance(m, SessionOpen)} == {1, 2}
         task.cancel()
+        scripted.may_open.set()
     finally:
         await scripted.cluster.aclose()
 

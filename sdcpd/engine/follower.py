@@ -10,13 +10,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
 from sdcpd.engine.api import ModelError
 from sdcpd.engine.attention import Segment
 from sdcpd.engine.load import load_part
-from sdcpd.engine.parallel import join
+from sdcpd.engine.model_settings import ModelSettings
+from sdcpd.engine.parallel import join, unpacked
 from sdcpd.engine.runner import Runner, Shape
 from sdcpd.engine.shard import Shard
 
@@ -33,12 +35,16 @@ class Follower:
         self,
         tokens: list[int],
         positions: list[int],
-        segments: Sequence[Segment],
-        shape: Shape,
+        segments: Sequence[Sequence[Any]],
+        shape: Sequence[Any],
     ) -> None:
         """Its part of a pass."""
-        self._runner.shape = shape
-        self._runner.forward(tokens, positions, segments)
+        rows, keys, buckets = shape
+        self._runner.shape = Shape(rows, tuple(keys), tuple(buckets))
+        parts = [
+            Segment(first, count, start, tuple(table)) for first, count, start, table in segments
+        ]
+        self._runner.forward(tokens, positions, parts)
 
     def copy(self, blocks: list[int], to: list[int]) -> None:
         """See KvPool."""
@@ -60,19 +66,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the leader closes the pipe when it is done
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     pipe = Connection(int(sys.argv[1]))
-    settings, rank, world, meeting = pipe.recv()
+    _, (settings, rank, world, meeting) = unpacked(pipe.recv_bytes())
     shard = Shard(rank, world)
     try:
-        runner = load_part(settings, shard)
+        runner = load_part(ModelSettings.of(settings), shard)
     except ModelError as e:
-        pipe.send(str(e))
+        pipe.send_bytes(str(e).encode())
         return
-    pipe.send(None)
+    pipe.send_bytes(b"")
     join(rank, world, meeting, runner.model.device)
     follower = Follower(runner, shard)
     while True:
         try:
-            what, values = pipe.recv()
+            what, values = unpacked(pipe.recv_bytes())
         except EOFError:
             return
         getattr(follower, what)(*values)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -17,6 +14,7 @@ from sdcpd.engine.drafters import ROW_TOKENS_MAX, ModelDrafter
 from sdcpd.engine.fingerprint import fingerprint
 from sdcpd.engine.model import LlamaModel
 from sdcpd.engine.model_config import DTYPES, read_config
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.parallel import Followers
 from sdcpd.engine.runner import PASS_ROWS_MAX, Runner
 from sdcpd.engine.self_check import choose_shape
@@ -27,25 +25,6 @@ from sdcpd.engine.weights import Weights, model_digest, tokenizer_digest
 Report = Callable[[str], None]
 MIB = 1 << 20
 KV_TOKENS_MIN = 512  # of the memory for keys and values; with less nobody could ask for anything
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """`[verifier.model]` or `[drafter.model]` of the configuration."""
-
-    path: Path
-    device: str = "auto"
-    dtype: str = "auto"
-    threads: int = 0
-    """CPU threads of a pass; 0 leaves torch's choice."""
-    compile: bool | Literal["auto"] = "auto"
-    """torch.compile, and CUDA graphs on a GPU; "auto": on a GPU."""
-    tensor_parallel: int = 1
-    """Over how many processes, each with a GPU of its own where there are any."""
-    kv_octets_max: int = 2 << 30
-    model: bytes | None = None
-    """What the digest of the weights must be (D-C9); None for any."""
-    tokenizer: bytes | None = None
 
 
 def load_target(

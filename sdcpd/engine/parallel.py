@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -21,22 +20,25 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import cbor2
 import torch
 import torch.distributed as dist
 
 from sdcpd.engine.api import ModelError
 from sdcpd.engine.kv_pool import KvPool
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.shard import Shard
 
 log = logging.getLogger("sdcpd.engine")
 STOP_S = 5.0
+TENSOR_TAG = 65535  # among ourselves alone
 
 
 class Followers:
     """The other processes of a model; ends them when it is closed, and ends us when one dies."""
 
-    def __init__(self, settings: Any, count: int) -> None:
-        """Start `count` of them, each of which loads its part; `settings` as `load` takes them."""
+    def __init__(self, settings: ModelSettings, count: int) -> None:
+        """Start `count` of them, each of which loads its part."""
         self._directory = tempfile.TemporaryDirectory(prefix="sdcpd-parallel-")
         self._meeting = f"file://{self._directory.name}/meeting"
         self._closing = False
@@ -45,7 +47,7 @@ class Followers:
         for rank in range(1, count + 1):
             self._start(rank, count + 1, settings)
 
-    def _start(self, rank: int, world: int, settings: Any) -> None:
+    def _start(self, rank: int, world: int, settings: ModelSettings) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -55,7 +57,7 @@ class Followers:
                 start_new_session=True,  # Ctrl-C reaches the leader, who ends them
             )
         pipe = Connection(ours.detach())
-        pipe.send((settings, rank, world, self._meeting))
+        pipe.send_bytes(packed("load", settings.plain(), rank, world, self._meeting))
         self._processes.append(process)
         self._pipes.append(pipe)
 
@@ -63,10 +65,10 @@ class Followers:
         """Wait until all have loaded their parts; raises ModelError with what one says."""
         for number, pipe in enumerate(self._pipes, 1):
             try:
-                failure = pipe.recv()
+                failure = pipe.recv_bytes().decode()
             except EOFError:
                 failure = f"process {number} of tensor_parallel ended before it was ready"
-            if failure is not None:
+            if failure:
                 self.close()
                 raise ModelError(failure)
         join(0, len(self._pipes) + 1, self._meeting, device)
@@ -86,7 +88,7 @@ class Followers:
 
     def tell(self, what: str, *values: Any) -> None:
         """Have all of them do something."""
-        message = pickle.dumps((what, values))
+        message = packed(what, *values)
         for pipe in self._pipes:
             pipe.send_bytes(message)
 
@@ -104,6 +106,30 @@ class Followers:
         if dist.is_initialized():
             dist.destroy_process_group()
         self._directory.cleanup()
+
+
+def packed(what: str, *values: Any) -> bytes:
+    """A message to a follower: CBOR, tensors as their octets."""
+    told = [_tagged(value) if isinstance(value, torch.Tensor) else value for value in values]
+    octets: bytes = cbor2.dumps([what, told])
+    return octets
+
+
+def unpacked(octets: bytes) -> tuple[str, list[Any]]:
+    """What `packed` made; sequences come back as lists."""
+    what, told = cbor2.loads(octets)
+    return what, [_tensor(one) if isinstance(one, cbor2.CBORTag) else one for one in told]
+
+
+def _tagged(tensor: torch.Tensor) -> cbor2.CBORTag:
+    octets = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return cbor2.CBORTag(TENSOR_TAG, [dtype, list(tensor.shape), octets])
+
+
+def _tensor(tag: cbor2.CBORTag) -> torch.Tensor:
+    dtype, shape, octets = tag.value
+    return torch.frombuffer(bytearray(octets), dtype=getattr(torch, dtype)).view(shape)
 
 
 class SharedPool(KvPool):

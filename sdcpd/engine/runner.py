@@ -137,7 +137,8 @@ class Runner:
             positions += range(start, start + count)
             wanted += range(len(tokens) - feed.scores, len(tokens))
         if self._followers is not None:
-            self._followers.tell("forward", tokens, positions, segments, self.shape)
+            parts = [(one.first, one.rows, one.start, one.table) for one in segments]
+            self._followers.tell("forward", tokens, positions, parts, self.shape)
         hidden = self.forward(tokens, positions, segments)
         for feed in feeds:
             feed.kv.tokens.extend(feed.tokens)

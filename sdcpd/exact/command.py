@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdcpd.engine.api import KV_BLOCK_TOKENS, DraftEngine, ModelError
-from sdcpd.engine.load import ModelSettings, load_drafter, load_twins
+from sdcpd.engine.load import load_drafter, load_twins
 from sdcpd.engine.model_config import read_config
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.ngram import NgramDrafter
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.exact.drafters import RandomDrafter, WrongDrafter

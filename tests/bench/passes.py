@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from sdcpd.engine.load import ModelSettings, _load
+from sdcpd.engine.load import _load
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 from tests.bench.engine_sides import cores
 

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 
 from sdcpd.engine.api import Prefix, Score
-from sdcpd.engine.load import ModelSettings, load_target
+from sdcpd.engine.load import load_target
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.runner import Feed, Runner
 from sdcpd.protocol.messages import Sampling
 

@@ -23,9 +23,10 @@ from transformers import (
 
 from sdcpd.engine.api import Draft, EngineInfo
 from sdcpd.engine.drafters import ModelDrafter
-from sdcpd.engine.load import ModelSettings, load_target
+from sdcpd.engine.load import load_target
 from sdcpd.engine.model import LlamaModel
 from sdcpd.engine.model_config import read_config
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.runner import Runner
 from sdcpd.engine.weights import Weights
 from sdcpd.protocol.sparse import SparseRows

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from sdcpd.engine.compiled import RECOMPILES_MAX
-from sdcpd.engine.load import ModelSettings, load_target
+from sdcpd.engine.load import load_target
 from sdcpd.engine.model import LlamaModel
 from sdcpd.engine.model_config import read_config
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.runner import STATIC_SHAPES, Feed, Runner
 from sdcpd.engine.self_check import choose_shape
 from sdcpd.engine.weights import Weights

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from sdcpd.engine.api import ContextFull, DraftWork, EngineError, ModelError, Prefix, Score
-from sdcpd.engine.load import ModelSettings, load_target
+from sdcpd.engine.load import load_target
 from sdcpd.engine.model_config import read_config
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.ngram import NgramDrafter, NgramIndex
 from sdcpd.engine.scheduler import PrefillPace, plan
 from sdcpd.engine.target import LlamaTarget

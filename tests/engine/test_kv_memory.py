@@ -18,8 +18,9 @@ from sdcpd.engine.api import KV_BLOCK_TOKENS, ContextFull, ModelError, Prefix, S
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_memory import IDLE_S, KvMemory
 from sdcpd.engine.kv_pool import KvFull, KvPool
-from sdcpd.engine.load import ModelSettings, load_target
+from sdcpd.engine.load import load_target
 from sdcpd.engine.model import LARGEST, _finite
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.runner import SHAPES, Feed, Runner
 from sdcpd.engine.target import LlamaTarget
 from sdcpd.protocol.messages import Sampling

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from sdcpd.engine.api import ModelError, Prefix, Score
-from sdcpd.engine.load import ModelSettings, load_target
+from sdcpd.engine.load import load_target
 from sdcpd.engine.model_config import read_config
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.shard import Shard
 from sdcpd.engine.target import LlamaTarget
 from sdcpd.protocol.messages import Sampling
@@ -93,7 +94,8 @@ async def test_two_processes_write_what_one_does(tiny: tuple[Any, Path]) -> None
 LEADER = """
 import asyncio, sys
 from pathlib import Path
-from sdcpd.engine.load import ModelSettings, load_target
+from sdcpd.engine.load import load_target
+from sdcpd.engine.model_settings import ModelSettings
 
 async def main():
     settings = ModelSettings(Path(sys.argv[1]), threads=1, tensor_parallel=2)

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from sdcpd.engine.api import DraftWork, Prefix, Score
-from sdcpd.engine.load import ModelSettings, load_twins
+from sdcpd.engine.load import load_twins
+from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.protocol.messages import Sampling
 from tests.kit.dev import PAIR
 

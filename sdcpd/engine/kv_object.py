@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from sdcpd.engine.api import EngineInfo
+from sdcpd.engine.device import to_host
 from sdcpd.engine.kv_pool import KvPool
 from sdcpd.protocol import cbor
 from sdcpd.protocol.codec import encode_item
@@ -142,9 +143,7 @@ def laid_out(kind: KvKind, rows: KvRows) -> npt.NDArray[np.signedinteger]:
     By numpy: torch would set up a team of threads for the thread that calls it, and where there are
     more of them than cores, those of the passes no longer wait for each other but sleep.
     """
-    halves = [
-        part.detach().cpu().view(bits_of(kind.dtype)).numpy() for part in (rows.keys, rows.values)
-    ]
+    halves = [to_host(part).view(bits_of(kind.dtype)).numpy() for part in (rows.keys, rows.values)]
     return np.stack(halves, axis=1).astype(stored_as(kind.dtype), copy=False)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from sdcpd.engine.api import KV_BLOCK_TOKENS
+from sdcpd.engine.device import to_device
 
 KEYS_BEYOND = 512  # positions behind the last block, so that whole key blocks can be read there
 
@@ -147,8 +148,8 @@ class KvPool:
     def put(self, table: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
         """Fill a table's first positions with rows [layers, kv_heads, n, head_dim]."""
         at = pool_positions(table, 0, keys.shape[2]).to(self.device)
-        self.keys.index_copy_(2, at, keys.to(self.device))
-        self.values.index_copy_(2, at, values.to(self.device))
+        self.keys.index_copy_(2, at, to_device(keys, self.device))
+        self.values.index_copy_(2, at, to_device(values, self.device))
 
 
 Runs = list[tuple[slice, slice]]

@@ -44,7 +44,11 @@ class Attention:
         short_keys: Sequence[int],
     ) -> None:
         self._config, self._pool, self._segments = config, pool, segments
-        self._group = config.heads // config.kv_heads
+        # One key head is shown as many: with one, several threads work through it another way, in
+        # which bits of rows depend on how many there are (seen in bfloat16 and binary16).
+        alone = config.kv_heads == 1
+        self._key_heads = max(2, config.heads) if alone else config.kv_heads
+        self._group = 1 if alone else config.heads // config.kv_heads
         lengths = [_key_length(one.start + one.rows, short_keys) for one in segments]
         self._places = [
             Place(one.table, length) for one, length in zip(segments, lengths, strict=True)
@@ -78,12 +82,15 @@ class Attention:
     ) -> torch.Tensor:
         c, rows = self._config, len(queries)
         # The queries of a group share their key head: the group is laid out as more rows.
-        asked = queries.transpose(0, 1).reshape(c.kv_heads, self._group * rows, c.head_dim)
+        asked = queries.transpose(0, 1).reshape(-1, self._group * rows, c.head_dim)
+        if c.kv_heads == 1:
+            shown = (self._key_heads, -1, -1)
+            asked, keys, values = asked.expand(shown), keys.expand(shown), values.expand(shown)
         if len(mask) > self._group * rows:
             asked = F.pad(asked, (0, 0, 0, len(mask) - self._group * rows))
         found = F.scaled_dot_product_attention(
             asked[None], keys[None], values[None], attn_mask=mask, scale=c.attention_scale
-        )[0, :, : self._group * rows]
+        )[0, : c.heads, : self._group * rows]
         return found.reshape(c.heads, rows, c.head_dim).transpose(0, 1).reshape(rows, -1)
 
     def _mask(self, segment: Segment, length: int, window: int | None) -> torch.Tensor:

@@ -139,7 +139,7 @@ class ModelDrafter:
         config = runner.model.config
         self._begin = config.bos if config.bos is not None else (config.eos or (0,))[0]
         self._evictions = Evictions(self._kind)
-        self._memory = KvMemory(runner.pool, evicted=self._evictions)
+        self._memory = KvMemory(runner.pool, reuse=info.exact, evicted=self._evictions)
         self.worker = Worker(runner, self._memory, rows_max=PASS_ROWS_MAX, name="drafter")
 
     async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:

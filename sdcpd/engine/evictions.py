@@ -29,11 +29,11 @@ class Evictions:
 
     def __call__(self, key: Hashable, kv: SessionKv) -> None:
         """Copy what is settled of a session's KV, which is about to be freed."""
-        count = len(kv.links) * KV_BLOCK_TOKENS
+        count = min(len(kv.links), len(kv.tokens) // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
         if self._loop is None or not count or self._copies >= PENDING_MAX:
             return
-        self._copies += 1
         tokens, rows = kv.tokens[:count], KvRows(*kv.rows(count))
+        self._copies += 1
         try:
             self._loop.call_soon_threadsafe(self._begin, key, tokens, rows)
         except RuntimeError:  # the process ends

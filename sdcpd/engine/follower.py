@@ -5,9 +5,11 @@ It is started by the leader (parallel.py), does as it is told, and ends when the
 
 from __future__ import annotations
 
-import ctypes
+import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,8 +23,6 @@ from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.parallel import join, unpacked
 from sdcpd.engine.runner import Runner, Shape
 from sdcpd.engine.shard import Shard
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Follower:
@@ -55,16 +55,17 @@ class Follower:
         for rows in self._runner.pool.get(table, positions, start):
             self._shard.gather(rows, 1)
 
-    def put(self, table: list[int], keys: torch.Tensor, values: torch.Tensor) -> None:
+    def put(self, table: list[int], keys: torch.Tensor, values: torch.Tensor, start: int) -> None:
         """Take its heads' rows."""
         cut = self._shard.slice
-        self._runner.pool.put(table, cut(keys, 1), cut(values, 1))
+        self._runner.pool.put(table, cut(keys, 1), cut(values, 1), start)
 
 
 def main() -> None:
     """Load a part of the model, meet the others, and follow."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the leader closes the pipe when it is done
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    life = socket.socket(fileno=int(sys.argv[2]))
+    threading.Thread(target=_end_with, args=(life,), daemon=True).start()
     pipe = Connection(int(sys.argv[1]))
     _, (settings, rank, world, meeting) = unpacked(pipe.recv_bytes())
     shard = Shard(rank, world)
@@ -80,8 +81,14 @@ def main() -> None:
         try:
             what, values = unpacked(pipe.recv_bytes())
         except EOFError:
-            return
+            os._exit(0)  # what torch.distributed has running is not waited for
         getattr(follower, what)(*values)
+
+
+def _end_with(life: socket.socket) -> None:
+    """End when the leader does, even in the middle of a sum that will never be complete."""
+    life.recv(1)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,11 @@ class SessionKv:
         pool.release(old)
         return True
 
+    def shared_from(self, start: int) -> int:
+        """How many blocks from position `start` on `own` would copy."""
+        blocks = self.table[max(0, start) // KV_BLOCK_TOKENS :]
+        return sum(map(self.pool.is_shared, blocks))
+
     def own(self, start: int) -> None:
         """Have blocks of its own from position `start` on, where rows are to be written.
 
@@ -113,10 +118,11 @@ class SessionKv:
 
     def load(self, tokens: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
         """Begin anew with `tokens`, the first of those whose rows these are. Raises KvFull."""
-        positions = len(tokens)
+        positions, known = len(tokens), self.agreed(tokens)  # those are there, shared perhaps
         self.reserve(positions)
-        self.own(0)
-        self.pool.put(self.table, keys[:, :, :positions], values[:, :, :positions])
+        self.own(known)
+        part = slice(known, positions)
+        self.pool.put(self.table, keys[:, :, part], values[:, :, part], start=known)
         self.tokens[:] = tokens
         self._agreed = 0
 

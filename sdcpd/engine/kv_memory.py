@@ -15,6 +15,7 @@ Used by the engine's thread alone.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
@@ -27,6 +28,7 @@ from sdcpd.engine.api import KV_BLOCK_TOKENS, ContextFull
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_pool import KvPool
 
+log = logging.getLogger("sdcpd.engine")
 IDLE_S = 1.0  # many times a round: a session whose drafter is drafting is not idle
 TURNS_MAX = 1 << 16
 SHARED_BELOW = 0.5  # share of the memory that is free, below which beginnings are shared
@@ -96,11 +98,13 @@ class KvMemory:
         positions: int,
         scope: bytes = b"",
         busy: Container[Hashable] = (),
+        evict: bool = True,
     ) -> SessionKv | None:
         """A session's KV with room for so many positions; None: there is none now, wait.
 
         A session that is new here begins with the longest beginning of `text` that another of its
-        `scope` has.  Those that are `busy` keep theirs.  Raises ContextFull for what never fits.
+        `scope` has.  Those that are `busy` keep theirs, and without `evict` all do.  Raises
+        ContextFull for what never fits.
         """
         if positions > self.pool.tokens_max:
             raise ContextFull(
@@ -112,6 +116,10 @@ class KvMemory:
             held = _Held(SessionKv(self.pool), self.turn(key), self._clock())
         beginning = None if held.kv.table else self._find(text, scope)
         blocks = held.kv.wants(positions) - (beginning.shared if beginning else 0)
+        # The last token may be fed again, and is then written where others read.
+        blocks += held.kv.shared_from(len(text) - 1)
+        if blocks > self.pool.free and not evict:
+            return None
         if not self._make_room(held, key, blocks, busy):
             return None
         if beginning is not None:
@@ -176,7 +184,10 @@ class KvMemory:
                 return False
             self.evictions += 1
             gone = self._held.pop(victim)
-            self._evicted(victim, gone.kv)
+            try:
+                self._evicted(victim, gone.kv)
+            except Exception:
+                log.exception("KV that makes room is not kept")
             self._free(gone.kv)
         return True
 

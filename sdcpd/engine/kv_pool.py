@@ -145,9 +145,11 @@ class KvPool:
         at = pool_positions(table, start, positions).to(self.device)
         return self.keys.index_select(2, at), self.values.index_select(2, at)
 
-    def put(self, table: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Fill a table's first positions with rows [layers, kv_heads, n, head_dim]."""
-        at = pool_positions(table, 0, keys.shape[2]).to(self.device)
+    def put(
+        self, table: Sequence[int], keys: torch.Tensor, values: torch.Tensor, start: int = 0
+    ) -> None:
+        """Fill a table's positions from `start` on with rows [layers, kv_heads, n, head_dim]."""
+        at = pool_positions(table, start, keys.shape[2]).to(self.device)
         self.keys.index_copy_(2, at, to_device(keys, self.device))
         self.values.index_copy_(2, at, to_device(values, self.device))
 

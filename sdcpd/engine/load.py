@@ -44,7 +44,11 @@ def load_target(
 
 
 def load_twins(settings: ModelSettings, *, report: Report) -> tuple[LlamaTarget, ModelDrafter]:
-    """The target, and a drafter of the same weights, which is always right; raises ModelError."""
+    """The target, and a drafter of the same weights, which is always right; raises ModelError.
+
+    Both are in this process.
+    """
+    assert settings.tensor_parallel == 1, "the drafter has no processes of its own"
     runner = _load(settings, report=report)
     target = LlamaTarget(runner, _checked(settings, runner, report=report))
     twin = Runner(
@@ -80,9 +84,13 @@ def load_drafter(
 ) -> ModelDrafter:
     """The draft model's engine; raises ModelError."""
     runner = _load(settings, report=report)
-    choose_shape(runner)
-    runner.warm_up()
-    info = _info(settings, runner, exact=True, report=report)
+    try:
+        exact = choose_shape(runner)
+        runner.warm_up()
+        info = _info(settings, runner, exact=exact, report=report)
+    except BaseException:
+        runner.close()
+        raise
     return ModelDrafter(runner, info, top_k=top_k)
 
 
@@ -93,28 +101,37 @@ def load_part(settings: ModelSettings, shard: Shard, *, report: Report = lambda 
 
 
 def _load(settings: ModelSettings, *, report: Report) -> Runner:
-    followers = None
     shard = Shard(0, settings.tensor_parallel)
+    followers = None
     if shard.count > 1:
         shard.part_of(read_config(settings.path))  # what cannot be divided is said at once
         followers = Followers(settings, shard.count - 1)
     try:
         model = _model(settings, shard, report)
+        if followers is not None:
+            followers.meet(model.device)
+            report(f"spread over {shard.count} processes")
+        runner = _runner(settings, model, followers)
+        _check_memory(runner, settings.kv_octets_max, report)
     except BaseException:
         if followers is not None:
             followers.close()
         raise
-    if followers is not None:
-        followers.meet(model.device)
-        report(f"spread over {shard.count} processes")
-    runner = Runner(
-        model,
-        kv_octets_max=settings.kv_octets_max,
-        followers=followers,
-        backend=_backend(settings, model),
-    )
-    _check_memory(runner, settings.kv_octets_max / MIB, report)
     return runner
+
+
+def _runner(settings: ModelSettings, model: LlamaModel, followers: Followers | None) -> Runner:
+    try:
+        return Runner(
+            model,
+            kv_octets_max=settings.kv_octets_max,
+            followers=followers,
+            backend=_backend(settings, model),
+        )
+    except (OSError, ValueError, torch.OutOfMemoryError) as e:
+        raise ModelError(
+            f"kv_memory: {settings.kv_octets_max / MIB:.0f} MiB cannot be had here ({e}); give less"
+        ) from e
 
 
 def _backend(settings: ModelSettings, model: LlamaModel) -> str | None:
@@ -142,16 +159,16 @@ def _model(settings: ModelSettings, shard: Shard, report: Report) -> LlamaModel:
     return model
 
 
-def _check_memory(runner: Runner, have_mib: float, report: Report) -> None:
+def _check_memory(runner: Runner, have: int, report: Report) -> None:
     pool = runner.pool
     if pool.tokens_max < KV_TOKENS_MIN:
-        need_mib = KV_TOKENS_MIN * pool.block_octets / KV_BLOCK_TOKENS / MIB
+        need = KV_TOKENS_MIN // KV_BLOCK_TOKENS * pool.block_octets
         raise ModelError(
-            f"kv_memory: {have_mib:.0f} MiB hold keys and values of {pool.tokens_max} tokens of "
-            f"this model; give at least {need_mib:.0f} MiB, which hold {KV_TOKENS_MIN}"
+            f"kv_memory: {have >> 10} KiB hold keys and values of {pool.tokens_max} tokens of this "
+            f"model; give at least {-(-need // MIB)} MiB, which hold {KV_TOKENS_MIN}"
         )
     report(
-        f"keys and values: {have_mib:.0f} MiB for {pool.tokens_max} tokens of all sessions, "
+        f"keys and values: {have // MIB} MiB for {pool.tokens_max} tokens of all sessions, "
         f"of one at most {runner.context_max}"
     )
 

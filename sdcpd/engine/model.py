@@ -84,7 +84,10 @@ class LlamaModel:
         if self.config.embedding_scale is not None:
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=self.dtype)
         turns = {
-            rope: (cos[positions][:, None], sin[positions][:, None])
+            rope: (
+                cos.index_select(0, positions)[:, None],
+                sin.index_select(0, positions)[:, None],
+            )
             for rope, (cos, sin) in self._ropes.items()
         }
         return hidden, turns
@@ -125,8 +128,7 @@ class LlamaModel:
         if self.head_tokens is None:
             return scores
         full = torch.full((len(scores), self.config.vocab), float("-inf"), device=self.device)
-        full[:, self.head_tokens] = scores
-        return full
+        return full.index_copy_(1, self.head_tokens, scores)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = hidden.float()

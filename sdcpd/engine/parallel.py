@@ -44,15 +44,19 @@ class Followers:
         self._closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
+        self._lives: list[socket.socket] = []
+        """Nothing is said there; that they close says that this process has ended."""
         for rank in range(1, count + 1):
             self._start(rank, count + 1, settings)
 
     def _start(self, rank: int, world: int, settings: ModelSettings) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        life, their_life = socket.socketpair()
+        with theirs, their_life:
+            given = [theirs.fileno(), their_life.fileno()]
             process = subprocess.Popen(
-                [sys.executable, "-m", "sdcpd.engine.follower", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "sdcpd.engine.follower", *map(str, given)],
+                pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches the leader, who ends them
             )
@@ -60,6 +64,7 @@ class Followers:
         pipe.send_bytes(packed("load", settings.plain(), rank, world, self._meeting))
         self._processes.append(process)
         self._pipes.append(pipe)
+        self._lives.append(life)
 
     def meet(self, device: torch.device) -> None:
         """Wait until all have loaded their parts; raises ModelError with what one says."""
@@ -71,7 +76,11 @@ class Followers:
             if failure:
                 self.close()
                 raise ModelError(failure)
-        join(0, len(self._pipes) + 1, self._meeting, device)
+        try:
+            join(0, len(self._pipes) + 1, self._meeting, device)
+        except RuntimeError as e:
+            self.close()
+            raise ModelError(f"the processes of tensor_parallel did not meet: {e}") from e
         for process in self._processes:
             threading.Thread(target=self._watch, args=(process,), daemon=True).start()
 
@@ -103,6 +112,8 @@ class Followers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for life in self._lives:
+            life.close()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._directory.cleanup()
@@ -153,10 +164,12 @@ class SharedPool(KvPool):
         keys, values = super().get(table, positions, start)
         return self._shard.gather(keys, 1), self._shard.gather(values, 1)
 
-    def put(self, table: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
+    def put(
+        self, table: Sequence[int], keys: torch.Tensor, values: torch.Tensor, start: int = 0
+    ) -> None:
         """Rows of all heads."""
-        self._followers.tell("put", list(table), keys, values)
-        super().put(table, self._shard.slice(keys, 1), self._shard.slice(values, 1))
+        self._followers.tell("put", list(table), keys, values, start)
+        super().put(table, self._shard.slice(keys, 1), self._shard.slice(values, 1), start)
 
 
 def join(rank: int, world: int, meeting: str, device: torch.device) -> None:

@@ -140,9 +140,10 @@ class Runner:
             parts = [(one.first, one.rows, one.start, one.table) for one in segments]
             self._followers.tell("forward", tokens, positions, parts, self.shape)
         hidden = self.forward(tokens, positions, segments)
+        found = self._scores(hidden, wanted, [feed.scores for feed in feeds])
         for feed in feeds:
             feed.kv.tokens.extend(feed.tokens)
-        return self._scores(hidden, wanted, [feed.scores for feed in feeds])
+        return found
 
     def forward(
         self, tokens: list[int], positions: list[int], segments: Sequence[Segment]
@@ -175,5 +176,5 @@ class Runner:
             return [torch.empty(0)] * len(counts)
         fill = self.shape.padded(len(wanted)) - len(wanted)
         rows = torch.tensor(wanted + [wanted[0]] * fill, device=hidden.device)
-        logits = self.model.logits(hidden[rows])[: len(wanted)]
+        logits = self.model.logits(hidden.index_select(0, rows))[: len(wanted)]
         return list(logits.split(counts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 SHORT_ROWS_MAX = 68  # a round needs at most m_max + 1 = 65 rows; anything longer is a prefill
@@ -51,9 +51,9 @@ def plan(
     """Choose (job, rows) for one pass, in order of arrival.
 
     Rounds come first and whole, so that a long prompt does not hold up others' tokens; prefills
-    share what is left, at most `prefill_max` rows where there are rounds, and the oldest of them
-    always moves on.  The oldest round goes even if it is longer than `rows_max`, for its scores
-    must come from one pass.
+    share what is left, at most `prefill_max` rows where there are rounds: the oldest of them has
+    half, and always moves on, the shortest have the rest.  The oldest round goes even if it is
+    longer than `rows_max`, for its scores must come from one pass.
     """
     short = [job for job in jobs if job.rows_left <= SHORT_ROWS_MAX]
     long = [job for job in jobs if job.rows_left > SHORT_ROWS_MAX]
@@ -71,12 +71,15 @@ def plan(
     return chosen
 
 
-def _prefills(jobs: Iterable[J], left: int) -> list[tuple[J, int]]:
-    chosen = []
-    for job in jobs:
-        rows = min(job.rows_left, left // 4 * 4)
-        if rows <= 0:
-            break
-        chosen.append((job, rows))
-        left -= rows
-    return chosen
+def _prefills(jobs: Sequence[J], left: int) -> list[tuple[J, int]]:
+    chosen: list[tuple[J, int]] = []
+    oldest, *others = jobs or (None,)
+    if oldest is None:
+        return chosen
+    kept = min(oldest.rows_left, max(SEGMENT_ROWS_MIN, left // 2)) if others else 0
+    left -= kept
+    for job in sorted(others, key=lambda one: one.rows_left):
+        if rows := min(job.rows_left, left // 4 * 4):
+            chosen.append((job, rows))
+            left -= rows
+    return [(oldest, min(oldest.rows_left, (kept + left) // 4 * 4)), *chosen]

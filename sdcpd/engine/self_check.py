@@ -17,13 +17,13 @@ from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
 
 LENGTH = 600  # beyond the longest key block
-TAIL = 36
-STARTS = (110, 240, 370, 490)  # tails cross the ends of the lengths in which keys are attended
+TAIL = 72  # more than a round has
+STARTS = (90, 220, 340, 480)  # tails cross the ends of the lengths in which keys are attended
 PIECES: tuple[tuple[Sequence[int], int], ...] = (
-    ((1, 2, 5, 6, 7, 15), 0),
-    ((33, 3), 37),
-    ((17, 11, 8), 3),
-    ((1, 1, 1, 9, 24), 1),
+    ((1, 2, 5, 6, 7, 15, 36), 0),
+    ((33, 3, 34, 2), 37),
+    ((65, 7), 3),
+    ((17, 11, 8, 1, 1, 1, 9, 24), 1),
 )
 """How a tail is fed, and how many rows of another session stand before it.
 
@@ -55,8 +55,8 @@ def holds(runner: Runner, *, seed: int = 0) -> bool:
 
 def _starts(length: int) -> list[int]:
     """From the end: a tail overwrites what the later ones were fed."""
-    last = length - TAIL
-    return sorted({start for start in (*STARTS, last) if 0 <= start <= last}, reverse=True)
+    last = max(0, length - TAIL)
+    return sorted({start for start in (*STARTS, last) if start <= last}, reverse=True)
 
 
 def _tail_holds(runner: Runner, kv: SessionKv, text: list[int], start: int) -> bool:
@@ -70,11 +70,14 @@ def _tail_holds(runner: Runner, kv: SessionKv, text: list[int], start: int) -> b
 def _tail(
     runner: Runner, kv: SessionKv, text: list[int], start: int, pieces: Sequence[int], rows: int
 ) -> torch.Tensor:
-    """Scores of the TAIL tokens from `start`, fed in pieces."""
+    """Scores of the TAIL tokens from `start`, or those that there are, fed in pieces."""
     kv.match(text, start)
     found = []
-    for piece in pieces:
+    for size in pieces:
         at = len(kv.tokens)
+        piece = min(size, len(text) - at)
+        if not piece:
+            break
         feeds = [Feed(kv, text[at : at + piece], piece)]
         stranger = runner.new_kv()
         if rows:

@@ -25,6 +25,7 @@ log = logging.getLogger("sdcpd.engine")
 T = TypeVar("T")
 
 
+OVERTAKEN_MAX = 16  # sessions that go before one that waits for more memory than they need
 PARKED_S = 0.05  # how often parked work is looked at where nothing ends
 
 
@@ -48,6 +49,8 @@ class Worker:
         self._pace = PrefillPace()
         self._waiting: list[Ticket] = []
         self._parked: list[Ticket] = []
+        self._gone: set[Hashable] = set()
+        self._overtaken = 0
         self.pass_s = 0.0
         """Smoothed duration of a pass in seconds."""
         self.passes = 0
@@ -108,8 +111,11 @@ class Worker:
         """Drop a session's KV once no pass uses it."""
 
         def drop() -> None:
-            self._window.forget(key)
-            self._memory.forget(key)
+            for ticket in [one for one in self._parked if one.job.key == key]:
+                self._parked.remove(ticket)
+                ticket.finish(EngineError("the session has ended"))
+            self._gone.add(key)
+            self._forget_gone()
 
         self._inbox.put(drop)
 
@@ -119,12 +125,22 @@ class Worker:
         self._inbox.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
+    def _forget_gone(self) -> None:
+        """Forget sessions that have ended and whose work has left the passes."""
+        busy = {ticket.job.key for ticket in self._waiting}
+        for key in self._gone - busy:
+            self._gone.discard(key)
+            self._window.forget(key)
+            self._memory.forget(key)
+
     def _main(self) -> None:
         while self._collect():
             self._unpark()
             if self._waiting and not self._due_s():
                 self._ready_at = None
                 self._step()
+            if self._gone:
+                self._forget_gone()
             self.beat = time.monotonic()
         for ticket in self._waiting + self._parked:
             ticket.finish(EngineError("the engine is stopping"))
@@ -159,22 +175,34 @@ class Worker:
             new = ticket.job.key not in self._memory
             if ticket.future.cancelled():
                 self._parked.remove(ticket)
-            elif (new and behind) or not self._admit(ticket):
+            elif not self._admit(ticket, overtakes=new and behind):
                 behind = True
                 if ticket.wait_until is not None and time.monotonic() > ticket.wait_until:
                     self._parked.remove(ticket)
                     ticket.finish(EngineBusy("the memory for keys and values is full"))
 
-    def _admit(self, ticket: Ticket) -> bool:
-        """Begin a job, or fail it; False if there is no room for it yet."""
+    def _admit(self, ticket: Ticket, *, overtakes: bool = False) -> bool:
+        """Begin a job, or fail it; False if there is no room for it yet.
+
+        Who `overtakes` others that wait has what is free, and nobody makes room for it; and only so
+        many do.
+        """
         job = ticket.job
+        if overtakes and self._overtaken >= OVERTAKEN_MAX:
+            return False
         busy = {other.job.key for other in self._waiting}
         try:
             kv = self._memory.enter(
-                job.key, job.text, positions=job.positions, scope=job.scope, busy=busy
+                job.key,
+                job.text,
+                positions=job.positions,
+                scope=job.scope,
+                busy=busy,
+                evict=not overtakes,
             )
             if kv is None:
                 return False
+            self._overtaken = self._overtaken + 1 if overtakes else 0
             job.begin(kv)
             left = job.rows_left
         except Exception as e:

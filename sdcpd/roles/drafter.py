@@ -104,6 +104,7 @@ class Drafter:
             prefix_kv=PrefixKv(
                 kv_tier, kind=draft_kind(kv_owner), fingerprint=engine.kv_fingerprint
             ),
+            assigned=lambda session: session in self._sessions,
             reused=self._count_reused,
             crowded=lambda: len(self._sessions) > CROWD,
             prepared=self.rounds.count_prepared,

@@ -65,6 +65,8 @@ class DraftContext:
     observe: Callable[[Verdict, int], None]
     refused: Callable[[ProblemDocument], None]
     prefix_kv: PrefixKv
+    assigned: Callable[[bytes], bool]
+    """Whether a session is being drafted for."""
     reused: Callable[[int], None]
     """Told how many tokens' KV a session did not have to compute."""
     crowded: Callable[[], bool]
@@ -247,7 +249,8 @@ class DraftingSession:
         try:
             await self._keep()
         finally:
-            self._context.engine.forget(self.machine.session)
+            if not self._context.assigned(self.machine.session):  # anew, meanwhile
+                self._context.engine.forget(self.machine.session)
 
     async def _keep(self) -> None:
         read = partial(self._context.engine.blocks, self.machine.session)

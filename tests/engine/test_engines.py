@@ -250,7 +250,7 @@ def test_rounds_go_before_prefills_and_the_oldest_prefill_moves() -> None:
     jobs = [_Job(500), *(_Job(8) for _ in range(20)), _Job(300)]
     chosen = plan(jobs, rows_max=128)
     rows = {jobs.index(job): count for job, count in chosen}
-    assert rows[0] == 8
+    assert rows[0] == rows[21] == 4, "both prefills move on"
     assert sum(rows.values()) <= 128
     assert all(rows[i] == 8 for i in range(1, 16))
 
@@ -325,3 +325,11 @@ def test_config_and_weights_that_disagree(
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=words):
         load_target(ModelSettings(directory), report=lambda _: None)
+
+
+def test_a_long_prompt_leaves_others_their_share() -> None:
+    """The oldest has half of what there is for prefills, the shortest the rest."""
+    jobs = [_Job(8000), _Job(3000), _Job(100)]
+    chosen = {jobs.index(job): rows for job, rows in plan(jobs, rows_max=128)}
+    assert chosen == {0: 64, 2: 64}
+    assert plan([_Job(8000), _Job(90)], rows_max=128)[1][1] == 64

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from sdcpd.engine import kv_memory
 from sdcpd.engine.api import KV_BLOCK_TOKENS, ContextFull, ModelError, Prefix, Score
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_memory import IDLE_S, KvMemory
@@ -406,7 +408,10 @@ async def test_what_makes_room_is_handed_over_and_spares_the_way_back(
 
 def test_a_memory_that_holds_next_to_nothing_is_refused(tiny: tuple[Any, Path]) -> None:
     settings = ModelSettings(tiny[1], threads=1, kv_octets_max=1 << 16)
-    with pytest.raises(ModelError, match="kv_memory: 0 MiB hold keys and values of 64 tokens"):
+    with pytest.raises(
+        ModelError,
+        match="kv_memory: 64 KiB hold keys and values of 64 tokens of this model; give at least 1 MiB",
+    ):
         load_target(settings, report=lambda _: None)
 
 
@@ -422,3 +427,75 @@ def test_a_run_of_the_runner_that_finds_no_room_changes_nothing(tiny: tuple[Any,
     with pytest.raises(ContextFull):
         runner.run([Feed(kv, [1] * 65)])
     assert kv.tokens == []
+
+
+# ---- what goes wrong
+
+
+async def test_a_session_that_ends_between_two_of_its_passes_leaves_nothing(
+    tiny: tuple[Any, Path],
+) -> None:
+    """Its work goes on, or waits for memory; either way its blocks are free after that."""
+    target = load_target(
+        ModelSettings(tiny[1], threads=1, kv_octets_max=64 << 20), report=lambda _: None
+    )
+    for number in range(4):
+        session = b"%d" % number
+        prefix = Prefix([number + 3] * 500, 500, 500, session)
+        work = asyncio.ensure_future(target.prepare(session, 1, prefix))
+        await asyncio.sleep(0)
+        target.forget(session, 1)
+        await asyncio.gather(work, return_exceptions=True)
+    await target.worker.read(("nobody", 0), lambda kv: None)  # the thread has gone round once more
+    await target.worker.read(("nobody", 0), lambda kv: None)
+    assert target._memory.sessions() == [] and not target._memory._turn_of
+    held = sum(len(kv.table) for kv in target._memory._ended.values())
+    assert target._memory.pool.blocks - target._memory.pool.free == held
+    assert not target.worker._window._done_at
+    await target.aclose()
+
+
+def test_kv_that_is_loaded_leaves_what_is_shared_alone() -> None:
+    """Only what is beyond it is written: a full memory has no room for copies."""
+    memory = KvMemory(pool_of(6))
+    text = list(range(4 * BLOCK))
+    first = filled(memory, "a", text)
+    longer = [*text, *range(BLOCK)]
+    kv = memory.enter("b", longer, positions=5 * BLOCK)
+    assert first is not None and kv is not None and kv.table[:4] == first.table
+    keys, values = first.rows(4 * BLOCK)
+    more = torch.full((2, 1, BLOCK, 2), 9.0)
+    kv.load(longer, torch.cat((keys, more), 2), torch.cat((values, more), 2))
+    assert kv.table[:4] == first.table and kv.tokens == longer
+    assert torch.equal(kv.rows(BLOCK, start=4 * BLOCK)[0], more)
+    check(first)
+
+
+def test_a_copy_that_fails_costs_nobody_his_room() -> None:
+    def fails(key: object, kv: SessionKv) -> None:
+        raise MemoryError("no room for a copy")
+
+    clock = Clock()
+    memory = KvMemory(pool_of(4), clock=clock, evicted=fails)
+    filled(memory, "a", [1] * 3 * BLOCK)
+    clock.now += IDLE_S
+    assert filled(memory, "b", [2] * 4 * BLOCK) is not None
+    memory.drop("b")
+    assert memory.pool.free == 4 and memory.sessions() == []
+
+
+async def test_small_sessions_overtake_one_that_waits_for_much(tiny: tuple[Any, Path]) -> None:
+    """A few of them, and only into what is free."""
+    octets = 9 * runner_of(tiny[1]).pool.block_octets
+    target = load_target(
+        ModelSettings(tiny[1], threads=1, kv_octets_max=octets), report=lambda _: None
+    )
+    prefixes = {n: Prefix([n] * size, size, size) for n, size in ((1, 300), (2, 400), (3, 30))}
+    await target.prepare(b"first", 1, prefixes[1])
+    with patch.object(kv_memory, "IDLE_S", 60.0):
+        large = asyncio.ensure_future(target.prepare(b"large", 1, prefixes[2]))
+        await asyncio.wait_for(target.prepare(b"small", 1, prefixes[3]), 5)
+        assert not large.done()
+        target.forget(b"first", 1)
+        await asyncio.wait_for(large, 10)
+    await target.aclose()

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sdcpd.engine.api import ContextFull
-from sdcpd.engine.runner import Feed
-from sdcpd.engine.self_check import choose_shape
-from tests.engine.conftest import runner_of
+from sdcpd.engine.runner import SHAPES, Feed
+from sdcpd.engine.self_check import choose_shape, holds
+from tests.engine.conftest import COMMON, runner_of
 
 
 def test_scores_agree_with_transformers(family: tuple[Any, Path]) -> None:
@@ -63,3 +64,30 @@ def test_context_full_is_refused_before_anything_is_written(tiny: tuple[Any, Pat
     )
     runner.run([Feed(kv, [1] * 384, 1)])
     assert len(kv.tokens) == 512
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_of_a_model_with_one_key_head_are_independent(
+    tmp_path: Path, dtype: torch.dtype, heads: int
+) -> None:
+    """As those of Gemma 3 1B; torch takes another way for one head and several threads."""
+    shape = COMMON | {"num_key_value_heads": 1, "num_attention_heads": heads, "head_dim": 64}
+    torch.manual_seed(4)
+    model = LlamaForCausalLM(LlamaConfig(**shape)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    torch.set_num_threads(2)
+    try:
+        runner = runner_of(tmp_path, dtype)
+        for shape_ in SHAPES:
+            runner.shape = shape_
+            assert holds(runner)
+        text = [random.Random(1).randrange(160) for _ in range(65)]
+        kv, other = runner.new_kv(), runner.new_kv()
+        whole = runner.run([Feed(kv, text, 65)])[0]
+        one_by_one = torch.cat([runner.run([Feed(other, [token], 1)])[0] for token in text])
+        assert torch.equal(whole, one_by_one)
+    finally:
+        torch.set_num_threads(1)

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 import torch
 
 from sdcpd.engine.api import ModelError, Prefix, Score
-from sdcpd.engine.load import load_target
+from sdcpd.engine.load import load_drafter, load_target
 from sdcpd.engine.model_config import read_config
 from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.shard import Shard
 from sdcpd.engine.target import LlamaTarget
+from sdcpd.engines import _loading
 from sdcpd.protocol.messages import Sampling
 
 GREEDY = Sampling(temperature_milli=0)
@@ -131,3 +133,28 @@ def _pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         return None
+
+
+async def test_a_model_that_was_loaded_in_a_thread_outlives_it(tiny: tuple[Any, Path]) -> None:
+    """As the daemon loads it: its other processes do not end with that thread."""
+    target = await _loading(lambda: load_target(settings(tiny[1], 2), report=lambda _: None))
+    followers = target._runner._followers
+    assert followers is not None
+    tokens = [5, 6, 7]
+    for done in range(3):
+        work = Score(b"s", 1, Prefix(tokens, len(tokens), 3), (), 1, GREEDY, done)
+        tokens.append((await target.score(work)).additional)
+    assert [process.poll() for process in followers._processes] == [None]
+    await target.aclose()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [load_target, load_drafter])
+def test_what_cannot_be_loaded_leaves_no_process(load: Any, tiny: tuple[Any, Path]) -> None:
+    for wrong in (
+        replace(settings(tiny[1], 2), kv_octets_max=1 << 16),
+        replace(settings(tiny[1], 2), model=bytes(32)),
+    ):
+        with pytest.raises(ModelError):
+            load(wrong, report=lambda _: None)
+        assert not torch.distributed.is_initialized()

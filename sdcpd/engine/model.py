@@ -118,13 +118,18 @@ class LlamaModel:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores [R, V] in binary32 of hidden states [R, hidden].
+        """Scores in binary32 of hidden states [R, hidden], one for each row of the head.
 
-        A head over a reduced vocabulary (`d2t` names the token of each of its rows) leaves all
-        other tokens impossible.
+        Those of a head over a reduced vocabulary are spread by `expanded`.
         """
         assert self.head is not None, "a follower gives no scores"
-        scores = self.head(self._norm(hidden, self.norm_out)).float()
+        return self.head(self._norm(hidden, self.norm_out)).float()
+
+    @torch.inference_mode()
+    def expanded(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores [R, V]: tokens that the head has no row for (`d2t` names those of its rows) are
+        impossible.
+        """
         if self.head_tokens is None:
             return scores
         full = torch.full((len(scores), self.config.vocab), float("-inf"), device=self.device)

@@ -96,6 +96,8 @@ class Runner:
             CompiledModel(model, self.pool, backend=backend) if backend is not None else None
         )
         self.shapes = SHAPES if backend is None else STATIC_SHAPES
+        self.expands = True
+        """Whether scores are of all tokens, where the head is of a part of them."""
         self.context_max = min(c.context_max, self.pool.tokens_max)
 
     def close(self) -> None:
@@ -177,4 +179,6 @@ class Runner:
         fill = self.shape.padded(len(wanted)) - len(wanted)
         rows = torch.tensor(wanted + [wanted[0]] * fill, device=hidden.device)
         logits = self.model.logits(hidden.index_select(0, rows))[: len(wanted)]
+        if self.expands:
+            logits = self.model.expanded(logits)
         return list(logits.split(counts))

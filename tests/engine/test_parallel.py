@@ -69,6 +69,7 @@ def test_a_model_that_cannot_be_divided_is_refused(tiny: tuple[Any, Path]) -> No
         load_target(settings(tiny[1], 4), report=lambda _: None)
 
 
+@pytest.mark.slow
 async def test_two_processes_write_what_one_does(tiny: tuple[Any, Path]) -> None:
     """With gloo: ids, the self-check, and KV that either can use."""
     one = load_target(settings(tiny[1], 1), report=lambda _: None)

@@ -90,6 +90,7 @@ def test_speculation_pays(cluster: Dev) -> None:
     assert found["rounds"] + found["self_decoded"] > 0
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_text_with_every_drafter_and_across_restarts(cluster: Dev) -> None:
     """R-Z-2: the other drafters' runs are new clusters."""
     prompt = "The ocean at night"

@@ -54,7 +54,9 @@ def chi_square(counts: Counter[object], expected: dict[object, float]) -> float:
     return sum((counts[key] - SESSIONS * p) ** 2 / (SESSIONS * p) for key, p in expected.items())
 
 
-@pytest.mark.parametrize("rule", [Rule.SPECULATIVE_SAMPLING, Rule.RACE])
+@pytest.mark.parametrize(
+    "rule", [Rule.SPECULATIVE_SAMPLING, pytest.param(Rule.RACE, marks=pytest.mark.slow)]
+)
 @pytest.mark.timeout(120)
 def test_first_second_and_pair_have_the_targets_distribution(rule: Rule) -> None:
     """R-6.4-9, R-Z-3: 20,000 seeded sessions, rounds of one and two tokens, against the exact distribution."""

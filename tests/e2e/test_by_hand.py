@@ -206,6 +206,7 @@ def test_a_verifier_of_a_foreign_authority(site: Site) -> None:
     assert "sdcpctl certs issue" in told[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["auto"], indirect=True)
 def test_three_roles_in_one_process_give_the_same_text(site: Site) -> None:
     directory = site.directory / "one"

@@ -165,6 +165,7 @@ LONG = (
     "a failover without a fence",
     "a failover that drops the session",
     "a commit without a look at the fence",
+    "a proposal of an old epoch is taken",
 )
 
 

@@ -63,7 +63,7 @@ def load_twins(settings: ModelSettings, *, report: Report) -> tuple[LlamaTarget,
 
 
 def _checked(settings: ModelSettings, runner: Runner, *, report: Report) -> EngineInfo:
-    """What a target is, after its shape of passes has been found."""
+    """What a model is, after its shape of passes has been found; raises ModelError."""
     begin = time.monotonic()
     try:
         exact = choose_shape(runner)
@@ -84,14 +84,7 @@ def load_drafter(
 ) -> ModelDrafter:
     """The draft model's engine; raises ModelError."""
     runner = _load(settings, report=report)
-    try:
-        exact = choose_shape(runner)
-        runner.warm_up()
-        info = _info(settings, runner, exact=exact, report=report)
-    except BaseException:
-        runner.close()
-        raise
-    return ModelDrafter(runner, info, top_k=top_k)
+    return ModelDrafter(runner, _checked(settings, runner, report=report), top_k=top_k)
 
 
 def load_part(settings: ModelSettings, shard: Shard, *, report: Report = lambda _: None) -> Runner:

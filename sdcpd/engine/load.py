@@ -74,7 +74,7 @@ def _checked(settings: ModelSettings, runner: Runner, *, report: Report) -> Engi
         raise
     report(
         f"self-check {time.monotonic() - begin:.1f} s: rows are "
-        f"{'independent of their batch' if exact else 'NOT independent; output may vary'}"
+        f"{'independent of their batch' if exact else 'NOT independent of it: scores may vary'}"
     )
     return info
 

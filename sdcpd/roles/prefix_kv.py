@@ -109,9 +109,7 @@ class PrefixKv:
             return  # a text without a prompt begins with a token that is not in it (D-O9)
         tokens = list(text.tokens)
         keys = list(self.keys(tokens, scope))
-        first = 0
-        while first < len(keys) and await self._tier.holds(keys[first]):
-            first += 1
+        first = await self._first_missing(keys)
         if first == len(keys):
             return
         try:
@@ -128,10 +126,16 @@ class PrefixKv:
         if self._tier is None:
             return
         keys = list(self.keys(tokens, scope))
+        first = await self._first_missing(keys)
+        await self._store(keys, first, blocks[first:])
+
+    async def _first_missing(self, keys: Sequence[Key]) -> int:
+        """Which of a text's blocks is the first that is not kept."""
+        assert self._tier is not None, "asked only where there is one"
         first = 0
         while first < len(keys) and await self._tier.holds(keys[first]):
             first += 1
-        await self._store(keys, first, blocks[first:])
+        return first
 
     async def _store(self, keys: Sequence[Key], first: int, blocks: Sequence[bytes]) -> None:
         assert self._tier is not None, "asked only where there is one"

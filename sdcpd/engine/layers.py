@@ -49,9 +49,16 @@ class Loader:
     """Takes a model's tensors, checks their shapes, and keeps the part that is this process's."""
 
     def __init__(
-        self, config: ModelConfig, tensors: Tensors, *, device: torch.device, shard: Shard
+        self,
+        config: ModelConfig,
+        tensors: Tensors,
+        *,
+        device: torch.device,
+        shard: Shard,
+        lay_out: bool,
     ) -> None:
-        """`config` is the whole model's."""
+        """`config` is the whole model's; `lay_out` as Linear has it."""
+        self._lay_out = lay_out
         self._config, self._tensors, self._device, self._shard = config, tensors, device, shard
 
     def take(self, name: str) -> torch.Tensor:
@@ -74,6 +81,10 @@ class Loader:
                 f"{list(shape)}; config.json and weights do not belong together"
             )
         return tensor
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """A linear layer, laid out as this model's are."""
+        return Linear(weight, bias, lay_out=self._lay_out)
 
     def check_nothing_left(self) -> None:
         """Raise ModelError for tensors that were not taken and mean something."""
@@ -121,18 +132,18 @@ class Loader:
             cut(self.whole(f"{at}{name}.weight", size, hidden), 0) for name, size in sizes.items()
         ]
         if not biased and f"{at}{next(iter(sizes))}.bias" not in self._tensors:
-            return Linear(torch.cat(weights))
+            return self.linear(torch.cat(weights))
         biases = [cut(self.whole(f"{at}{name}.bias", size), 0) for name, size in sizes.items()]
-        return Linear(torch.cat(weights), torch.cat(biases))
+        return self.linear(torch.cat(weights), torch.cat(biases))
 
     def _inputs(self, at: str, name: str, size: int) -> Linear:
         """A linear layer divided along its inputs: one process adds the bias."""
         hidden = self._config.hidden
         weight = self._shard.slice(self.whole(f"{at}{name}.weight", hidden, size), 1)
         if f"{at}{name}.bias" not in self._tensors:
-            return Linear(weight)
+            return self.linear(weight)
         bias = self.whole(f"{at}{name}.bias", hidden)
-        return Linear(weight, bias if self._shard.rank == 0 else None)
+        return self.linear(weight, bias if self._shard.rank == 0 else None)
 
 
 def _is_known_extra(name: str) -> bool:

@@ -16,9 +16,12 @@ class Linear:
     out bit for bit as without.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lay_out: bool = True
+    ) -> None:
+        """`lay_out`: False where torch.compile is to have the weights as they are."""
         self.bias = bias
-        self._laid_out = weight.device.type == "cpu" and _can_lay_out(weight.dtype)
+        self._laid_out = lay_out and weight.device.type == "cpu" and _can_lay_out(weight.dtype)
         self.weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT) if self._laid_out else weight
         )

@@ -55,7 +55,7 @@ def load_twins(settings: ModelSettings, *, report: Report) -> tuple[LlamaTarget,
         runner.model,
         kv_octets_max=settings.kv_octets_max,
         shape=runner.shape,
-        backend=_backend(settings, runner.model),
+        backend=_backend(settings, runner.model.device),
     )
     twin.warm_up()
     drafter = ModelDrafter(twin, target.info)
@@ -90,7 +90,9 @@ def load_drafter(
 def load_part(settings: ModelSettings, shard: Shard, *, report: Report = lambda _: None) -> Runner:
     """A runner over one process's part of a model that is spread; raises ModelError."""
     model = _model(settings, shard, report)
-    return Runner(model, kv_octets_max=settings.kv_octets_max, backend=_backend(settings, model))
+    return Runner(
+        model, kv_octets_max=settings.kv_octets_max, backend=_backend(settings, model.device)
+    )
 
 
 def _load(settings: ModelSettings, *, report: Report) -> Runner:
@@ -119,7 +121,7 @@ def _runner(settings: ModelSettings, model: LlamaModel, followers: Followers | N
             model,
             kv_octets_max=settings.kv_octets_max,
             followers=followers,
-            backend=_backend(settings, model),
+            backend=_backend(settings, model.device),
         )
     except (OSError, ValueError, torch.OutOfMemoryError) as e:
         raise ModelError(
@@ -127,8 +129,8 @@ def _runner(settings: ModelSettings, model: LlamaModel, followers: Followers | N
         ) from e
 
 
-def _backend(settings: ModelSettings, model: LlamaModel) -> str | None:
-    on = model.device.type == "cuda" if settings.compile == "auto" else settings.compile
+def _backend(settings: ModelSettings, device: torch.device) -> str | None:
+    on = device.type == "cuda" if settings.compile == "auto" else settings.compile
     return "inductor" if on else None
 
 
@@ -142,7 +144,8 @@ def _model(settings: ModelSettings, shard: Shard, report: Report) -> LlamaModel:
     begin = time.monotonic()
     weights = Weights(settings.path, dtype, report=report)
     try:
-        model = LlamaModel(config, weights, device=device, shard=shard)
+        lay_out = _backend(settings, device) is None
+        model = LlamaModel(config, weights, device=device, shard=shard, lay_out=lay_out)
     except ModelError as e:
         raise ModelError(f"model directory {settings.path}: {e}") from e
     report(

@@ -34,12 +34,16 @@ class LlamaModel:
         *,
         device: torch.device,
         shard: Shard | None = None,
+        lay_out: bool = True,
     ) -> None:
-        """`config` and `tensors` are the whole model's; raises ModelError."""
+        """`config` and `tensors` are the whole model's; `lay_out` as Linear has it.
+
+        Raises ModelError.
+        """
         self.shard = shard or Shard()
         self.config = self.shard.part_of(config)
         self.device = device
-        loader = Loader(config, tensors, device=device, shard=self.shard)
+        loader = Loader(config, tensors, device=device, shard=self.shard, lay_out=lay_out)
         self.embedding = loader.whole("model.embed_tokens.weight", config.vocab, config.hidden)
         self.dtype = self.embedding.dtype
         self.layers = [loader.layer(index) for index in range(config.layers)]
@@ -47,7 +51,7 @@ class LlamaModel:
         tied = config.tied and "lm_head.weight" not in tensors
         self.head: Linear | None = None
         if self.shard.rank == 0:  # who leads alone asks for scores
-            self.head = Linear(self.embedding if tied else loader.take("lm_head.weight"))
+            self.head = loader.linear(self.embedding if tied else loader.take("lm_head.weight"))
         self.head_tokens = loader.take("d2t").long() if "d2t" in tensors else None
         loader.check_nothing_left()
         self._ropes = {

@@ -6,10 +6,12 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 DEV_ARGS ?=
+CHAOS_ARGS ?=
+SOAK_ARGS ?=
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install dev test test-slow conformance mutants lint clean train
+.PHONY: install dev test test-slow chaos soak conformance mutants lint clean train
 
 install: .venv/installed
 
@@ -32,6 +34,15 @@ test: lint
 
 test-slow: install
 	$(BIN)/pytest -q -m slow --timeout 1200
+
+# Real processes under kill -9, freezes and cut links for 20 minutes, and what it came to.
+# CHAOS_ARGS="--seconds 120 --seed 7 --etcd"
+chaos: install
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+# Constant load for half an hour, and whether memory, files, tasks or logs grow.
+soak: install
+	$(BIN)/python -m tests.chaos.soak $(SOAK_ARGS)
 
 # All tests, and docs/conformance.md from what they came to.
 conformance: install

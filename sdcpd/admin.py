@@ -217,6 +217,7 @@ class VerifierAdmin(_JsonResources):
                     "round": served.machine.round,
                     "committed": served.machine.committed,
                     "state": served.machine.state_message().state,
+                    "fenced": served.machine.fenced,
                     "drafter": served.machine.drafter,
                 }
                 for served in verifier.sessions

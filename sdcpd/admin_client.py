@@ -44,12 +44,33 @@ def ask(
     timeout_s: float = 10.0,
 ) -> dict[str, Any]:
     """Send one request; raises AdminUnreachable or AdminRefused."""
+    octets = None if body is None else json.dumps(body).encode()
+    status, said = _exchange(path, method, resource, octets, timeout_s=timeout_s)
+    try:
+        answer = json.loads(said)
+    except ValueError as e:
+        raise AdminUnreachable(f"admin socket {path} does not answer: {e}") from e
+    if status != 200:
+        raise AdminRefused(str(answer.get("error", f"status {status}")))
+    return dict(answer)
+
+
+def fetch(path: Path, resource: str, *, timeout_s: float = 10.0) -> str:
+    """What an instance shows as text, such as /metrics; raises as `ask` does."""
+    status, said = _exchange(path, "GET", resource, None, timeout_s=timeout_s)
+    if status != 200:
+        raise AdminRefused(f"{resource}: status {status}")
+    return said.decode()
+
+
+def _exchange(
+    path: Path, method: str, resource: str, octets: bytes | None, *, timeout_s: float
+) -> tuple[int, bytes]:
     connection = _UnixConnection(path, timeout_s)
     try:
-        octets = None if body is None else json.dumps(body).encode()
         connection.request(method, resource, octets, {"content-type": "application/json"})
         response = connection.getresponse()
-        answer = json.loads(response.read())
+        return response.status, response.read()
     except FileNotFoundError as e:
         raise AdminUnreachable(
             f"there is no admin socket {path}; is the instance running on this host?"
@@ -66,10 +87,7 @@ def ask(
         raise AdminUnreachable(
             f"admin socket {path} has not answered for {timeout_s:g} s; look at the instance's log"
         ) from e
-    except (OSError, http.client.HTTPException, ValueError) as e:
+    except (OSError, http.client.HTTPException) as e:
         raise AdminUnreachable(f"admin socket {path} does not answer: {e}") from e
     finally:
         connection.close()
-    if response.status != 200:
-        raise AdminRefused(str(answer.get("error", f"status {response.status}")))
-    return dict(answer)

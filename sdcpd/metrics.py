@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -40,6 +41,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_Tls(role, self))
         self._registry.register(_Kv(role, self))
+        self._registry.register(_Loop(role))
         if rounds is not None:
             self._registry.register(_Rounds(role, rounds))
 
@@ -114,6 +116,16 @@ class _Tls(_Collector):
             )
             expiry.add_metric([self._role], self._metrics.expiry_s())
             yield expiry
+
+
+class _Loop(_Collector):
+    """What the event loop of the process has to do."""
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it."""
+        tasks = GaugeMetricFamily("sdcp_tasks", "Tasks of the event loop.", labels=("role",))
+        tasks.add_metric([self._role], len(asyncio.all_tasks()))
+        yield tasks
 
 
 class _Kv(_Collector):

@@ -11,6 +11,7 @@ from sdcpd.roles.generation import GenerationRequest
 from sdcpd.transport.http import Request
 
 SPECULATION_FIELD = "x-sdcp-speculation"
+SPECULATION_WORDS = ("on", "off", "rejection")
 
 
 def plan(
@@ -38,7 +39,8 @@ def plan(
         max_new=wanted,
         stop=() if body.ignore_eos else text.eos,
         sampling=body.sampling(),
-        speculate=_speculation(body, request),
+        speculate=(speculation := _speculation(body, request)) != "off",
+        rejection=speculation == "rejection",
     )
 
 
@@ -63,9 +65,10 @@ def _too_long(wanted: int | None, count: int, *, context: int, param: str) -> Ex
     )
 
 
-def _speculation(body: TextBody, request: Request) -> bool:
-    """Whether drafters may be used (D-Z6); either way of saying no counts."""
+def _speculation(body: TextBody, request: Request) -> str:
+    """Whether drafters may be used (D-Z6), and under which rule; either way of saying no counts."""
     field = (request.header(SPECULATION_FIELD) or "on").lower()
-    if field not in ("on", "off"):
-        raise invalid(f"{SPECULATION_FIELD} must be on or off", SPECULATION_FIELD)
-    return body.speculation is not False and field == "on"
+    if field not in SPECULATION_WORDS:
+        words = f"{', '.join(SPECULATION_WORDS[:-1])} or {SPECULATION_WORDS[-1]}"
+        raise invalid(f"{SPECULATION_FIELD} must be {words}", SPECULATION_FIELD)
+    return "off" if body.speculation is False else field

@@ -50,6 +50,8 @@ class ContractMaker:
         if self._config.sampling_rule != "auto":
             race = self._config.sampling_rule == "race"
             return Rule.RACE if race else Rule.SPECULATIVE_SAMPLING
+        if request.rejection:
+            return Rule.SPECULATIVE_SAMPLING
         now = time.monotonic()
         verifier = self._board.choose_verifier(now=now)
         status = self._board.status(verifier, InstanceRole.VERIFIER) if verifier else None

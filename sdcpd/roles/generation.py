@@ -29,6 +29,8 @@ class GenerationRequest:
     stop: tuple[int, ...]
     sampling: Sampling
     speculate: bool = True
+    rejection: bool = False
+    """Whether a sampled text is verified under rule 2, where the operator leaves the choice."""
 
 
 @dataclass(frozen=True, slots=True)

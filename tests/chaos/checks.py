@@ -1,0 +1,115 @@
+"""What must hold at the end: logs against texts, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sdcpd.engine.tokenizer import TextModel
+from sdcpd.protocol.commit_log import LogSummary, decode_log, read_log
+from sdcpd.transport.client import HttpClient
+from sdcpd.transport.tls import TlsIdentity
+from tests.chaos.client import Stream
+from tests.chaos.cluster import ROUTER, Cluster
+from tests.chaos.texts import Text, Undisturbed
+
+SETTLE_S = 60.0
+
+
+@dataclass
+class Logs:
+    """What the logs of all streams came to."""
+
+    wrong: list[str] = field(default_factory=list)
+    tokens: int = 0
+    """Tokens that were compared."""
+    failovers: int = 0
+    """Sessions that ended under another epoch than they began."""
+
+
+async def check_logs(
+    cluster: Cluster,
+    streams: Iterable[Stream],
+    known: dict[Text, Undisturbed],
+    text: TextModel,
+) -> Logs:
+    """Every log holds what its client saw, a record a round, under rising epochs."""
+    crt = cluster.pki / "verifier.v0.crt"
+    client = HttpClient(
+        TlsIdentity(ca=cluster.pki / "ca.crt", cert=crt, key=crt.with_suffix(".key"))
+    )
+    found = Logs()
+    try:
+        for stream in streams:
+            uri = f"{cluster.base(ROUTER)}logs/{stream.session}"
+            response = await client.request("GET", uri, timeout_s=30.0)
+            if response.status != 200:
+                found.wrong.append(f"session {stream.session}: its log: {response.status}")
+                continue
+            log = read_log(decode_log(response.body))
+            found.tokens += len(log.tokens)
+            found.failovers += log.highest_epoch > 1
+            found.wrong += [
+                f"session {stream.session}: {one}" for one in _wrong(log, stream, known, text)
+            ]
+    finally:
+        await client.aclose()
+    return found
+
+
+def _wrong(
+    log: LogSummary, stream: Stream, known: dict[Text, Undisturbed], text: TextModel
+) -> Iterable[str]:
+    rounds = [commit.round for commit in log.commits]
+    if rounds != list(range(1, len(rounds) + 1)):
+        yield f"its rounds are not one record each: {rounds}"
+    committed = 0
+    for commit in log.commits:
+        committed += len(commit.emitted)
+        if commit.committed != committed:
+            yield f"round {commit.round} says {commit.committed} tokens, and {committed} are there"
+    if not stream.whole:
+        return
+    undisturbed = known.get(stream.text)
+    if undisturbed is not None and log.tokens != undisturbed.ids:
+        yield f"its ids are {log.tokens} instead of {undisturbed.ids}"
+    if stream.ids and stream.ids != log.tokens:
+        yield f"its client read {stream.ids}, and its log holds {log.tokens}"
+    if (said := text.decode(list(log.tokens))) != stream.received:
+        yield f"its client saw {stream.received!r}, and its log says {said!r}"
+    if len(log.tokens) != stream.text.max_tokens:
+        yield f"{len(log.tokens)} tokens of {stream.text.max_tokens}"
+
+
+async def left_behind(cluster: Cluster) -> list[str]:
+    """Wait until no session is open anywhere; what is left after a while is wrong."""
+    try:
+        async with asyncio.timeout(SETTLE_S):
+            while left := await _open(cluster):
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        return left
+    return []
+
+
+async def _open(cluster: Cluster) -> list[str]:
+    left = []
+    for name, process in cluster.processes.items():
+        status = await process.ask("GET", "/status")
+        if status is None:
+            left.append(f"{name} does not answer")
+            continue
+        sessions = status["sessions"]
+        if process.role == "verifier":  # it keeps those that have ended, for readers that are late
+            sessions = [one for one in sessions if one["state"] not in _OVER and not one["fenced"]]
+        left += [f"{name} has session {one['session']}" for one in sessions]
+        left += [
+            f"{name} counts {one['sessions']} sessions of {one['base_uri']}"
+            for one in status.get("instances", ())
+            if one["sessions"]
+        ]
+    return left
+
+
+_OVER = (3, 4)  # finished, failed (D-O11)

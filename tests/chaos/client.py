@@ -1,0 +1,183 @@
+"""A client that streams one text after another and comes back when its stream breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2 as httpx
+
+from tests.chaos.texts import Text, Undisturbed
+
+RETRY_S = 0.2
+SILENCE_S = 90.0  # nothing for so long, not even a comment: the client gives up and that is a fault
+STALLED_S = 120.0  # comments, but no token
+
+
+@dataclass
+class Stream:
+    """One text as one client has seen it."""
+
+    text: Text
+    session: str = ""
+    received: str = ""
+    times: list[float] = field(default_factory=list)
+    """When something of the text came (monotonic)."""
+    reconnects: int = 0
+    ids: tuple[int, ...] = ()
+    """Of what came by session, token by token; empty where the first stream was whole."""
+    whole: bool = False
+
+
+class Wrong(Exception):
+    """What a client must never see; the text says what."""
+
+
+class Client:
+    """Asks for texts until told to stop; what it has seen is in `streams`, faults in `wrong`."""
+
+    def __init__(
+        self,
+        number: int,
+        http: httpx.AsyncClient,
+        texts: Sequence[Text],
+        known: dict[Text, Undisturbed],
+        *,
+        seed: int,
+    ) -> None:
+        self._number, self._http, self._known = number, http, known
+        self._texts = list(texts)
+        self._chooser = random.Random((seed << 8) + number)
+        self.streams: list[Stream] = []
+        self.wrong: list[str] = []
+        self.refused = 0
+        """Requests that were told to come again, or met nobody."""
+
+    async def run(self, more: Callable[[], bool]) -> None:
+        """Stream texts while there are to be more; a text that was begun is ended."""
+        while more():
+            stream = Stream(self._chooser.choice(self._texts))
+            try:
+                await self._stream(stream)
+                self._check(stream)
+            except Wrong as e:
+                self.wrong.append(
+                    f"client {self._number}, session {stream.session or '-'}, "
+                    f"{len(stream.received)} characters received: {e}"
+                )
+            if stream.session:
+                self.streams.append(stream)
+
+    # ---- one text
+
+    async def _stream(self, stream: Stream) -> None:
+        while not stream.session:
+            await self._first(stream)
+        begun = time.monotonic()
+        while not stream.whole:
+            await self._again(stream)
+            last = stream.times[-1] if stream.times else begun
+            if time.monotonic() > last + STALLED_S:
+                raise Wrong(f"no token for {STALLED_S:.0f} s")
+
+    async def _first(self, stream: Stream) -> None:
+        """Ask for the text; returns with a session, or for another try."""
+        request = self._http.stream(
+            "POST",
+            "/v1/completions",
+            json=stream.text.body | {"stream": True},
+            headers=stream.text.headers,
+            timeout=SILENCE_S,
+        )
+        try:
+            async with request as response:
+                if response.status_code in (429, 503):
+                    self.refused += 1
+                    await response.aread()
+                    await asyncio.sleep(RETRY_S)
+                    return
+                if response.status_code != 200:
+                    said = (await response.aread()).decode(errors="replace")
+                    raise Wrong(f"{response.status_code}: {said}")
+                async for event in _events(response):
+                    self._take_chunk(stream, event)
+        except httpx.ReadTimeout as e:
+            raise Wrong(f"nothing for {SILENCE_S:.0f} s") from e
+        except httpx.TransportError:
+            if not stream.session:
+                self.refused += 1
+            await asyncio.sleep(RETRY_S)
+
+    def _take_chunk(self, stream: Stream, event: Any) -> None:
+        if event is None:
+            stream.whole = True
+            return
+        if (error := event.get("error")) is not None:
+            if not stream.session and error["code"] == "unavailable":
+                self.refused += 1  # it had waited in a stream that had begun
+                raise httpx.ReadError("to be tried again")
+            raise Wrong(f"the stream ended with an error: {error}")
+        stream.session = event["id"].partition("-")[2]
+        if piece := event["choices"][0]["text"]:
+            stream.received += piece
+            stream.times.append(time.monotonic())
+
+    async def _again(self, stream: Stream) -> None:
+        """Read the session from its first token on: what was received must be its beginning."""
+        stream.reconnects += 1
+        path = f"/v1/sdcp/sessions/{stream.session}/output"
+        request = self._http.stream("GET", path, params={"from": 0}, timeout=SILENCE_S)
+        text, ids, ended = "", [], False
+        try:
+            async with request as response:
+                if response.status_code in (429, 503):
+                    await response.aread()
+                    await asyncio.sleep(RETRY_S)
+                    return
+                if response.status_code != 200:
+                    said = (await response.aread()).decode(errors="replace")
+                    raise Wrong(f"reading the session again: {response.status_code}: {said}")
+                async for event in _events(response):
+                    if event is None:
+                        ended = True
+                        continue
+                    if (error := event.get("error")) is not None:
+                        raise Wrong(f"reading the session again: {error}")
+                    text += event["text"]
+                    ids += event["tokens"]
+                    if len(text) > len(stream.received):
+                        if not text.startswith(stream.received):
+                            raise Wrong(f"it began {stream.received!r}, and now {text!r}")
+                        stream.received = text
+                        stream.times.append(time.monotonic())
+        except httpx.ReadTimeout as e:
+            raise Wrong(f"nothing for {SILENCE_S:.0f} s") from e
+        except httpx.TransportError:
+            await asyncio.sleep(RETRY_S)
+            return
+        if ended:
+            stream.ids, stream.whole = tuple(ids), True
+            if text != stream.received:
+                raise Wrong(f"it was {stream.received!r}, and read again it is {text!r}")
+
+    def _check(self, stream: Stream) -> None:
+        known = self._known.get(stream.text)
+        if known is None:
+            return
+        if stream.received != known.text:
+            raise Wrong(f"the text is {stream.received!r} instead of {known.text!r}")
+        if stream.ids and stream.ids != known.ids:
+            raise Wrong(f"the ids are {stream.ids} instead of {known.ids}")
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[Any]:
+    """Server-sent events as JSON; None for the last."""
+    async for line in response.aiter_lines():
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            yield None if data == "[DONE]" else json.loads(data)

@@ -1,0 +1,126 @@
+"""The processes of a cluster under attack: started, killed, frozen, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from sdcpd.admin_client import AdminRefused, AdminUnreachable, ask
+
+START_S = 60.0
+STOP_S = 15.0
+
+
+class Process:
+    """One instance's process over all its lives; what each says goes on in one log."""
+
+    def __init__(self, name: str, role: str, *, directory: Path, config: Path) -> None:
+        self.name, self.role, self.config = name, role, config
+        self.log_path = directory / f"{name}.log"
+        self.socket_path = directory / f"{role}-{name}.sock"
+        self._notify_path = directory / f"{name}.notify"
+        self.lives = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._notify: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs, frozen or not."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    def start(self) -> None:
+        """Start it, without waiting for anything."""
+        assert self.pid is None, f"{self.name} runs already"
+        self._close_notify()
+        self._notify_path.unlink(missing_ok=True)
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(str(self._notify_path))
+        self._notify.setblocking(False)
+        environment = {k: v for k, v in os.environ.items() if k != "JOURNAL_STREAM"}
+        command = [sys.executable, "-m", "sdcpd", "--role", f"{self.role}-{self.name}"]
+        self.lives += 1
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "-c", str(self.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment | {"NOTIFY_SOCKET": str(self._notify_path)},
+            )
+
+    async def ready(self) -> None:
+        """Wait until it says that it is ready; raises RuntimeError if it ends before."""
+        assert self._notify is not None, "it was started"
+        loop = asyncio.get_running_loop()
+        said = ""
+        async with asyncio.timeout(START_S):
+            while "READY=1" not in said:
+                try:
+                    async with asyncio.timeout(0.5):
+                        said = (await loop.sock_recv(self._notify, 4096)).decode()
+                except TimeoutError:
+                    if self.pid is None:
+                        raise RuntimeError(f"{self.name} did not start:\n{self.log}") from None
+
+    def kill(self) -> None:
+        """SIGKILL: it has no say in it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if (pid := self.pid) is not None:
+            os.kill(pid, number)
+
+    async def stop(self) -> int | None:
+        """SIGTERM, and its exit code; None if it had to be killed."""
+        process = self._process
+        if process is None:
+            return 0
+        self.thaw()
+        self._signal(signal.SIGTERM)
+        try:
+            code = await asyncio.to_thread(process.wait, STOP_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.kill()
+        self._close_notify()
+        return code
+
+    def _close_notify(self) -> None:
+        if self._notify is not None:
+            self._notify.close()
+
+    @property
+    def log(self) -> str:
+        """All that it has said."""
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def last_words(self) -> str:
+        """The last lines of its log."""
+        return "\n".join(self.log.splitlines()[-5:])
+
+    async def ask(self, method: str, resource: str, body: dict[str, Any] | None = None) -> Any:
+        """Ask its admin socket; None where it does not answer."""
+        try:
+            return await asyncio.to_thread(
+                ask, self.socket_path, method, resource, body, timeout_s=60.0
+            )
+        except (AdminRefused, AdminUnreachable):
+            return None

@@ -19,13 +19,17 @@ from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable
 from sdcpd.roles.generation import GenerationError, Tokens, closing_parts
-from sdcpd.roles.output_reader import FAILED, OutputReader
+from sdcpd.roles.output_reader import OutputReader
 from sdcpd.roles.router_session import RoutedSession
 from sdcpd.transport.http import Client, TransportError
 from tiers.api import Records, TierError
 
 ASK_TIMEOUT_S = 2.0  # of a question that costs a verifier nothing
 RETRY_AFTER_S = 1.0
+UNFINISHED = (
+    "the session failed, or was ended before its text was complete; all that it had committed was"
+    " delivered"
+)
 
 
 class KnownOutput:
@@ -66,7 +70,7 @@ class LoggedOutput:
             first += size
         yield Tokens(self.tokens[first:], finished=self.finish is Action.FINISH)
         if self.finish is Action.FAIL:
-            raise GenerationError(FAILED)
+            raise GenerationError(UNFINISHED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,6 @@ def test_who_has_two_verifiers_is_told_how_to_kill_one(tmp_path: Path) -> None:
         os.kill(int(kill), signal.SIGKILL)
         assert "verifier v0 ended (-9): " in running.process.stdout.readline()
         assert running.process.stdout.readline() == "  its sessions go on at verifier v1\n"
-        assert "the text goes on" not in running.stop()
 
 
 @pytest.mark.slow

@@ -307,6 +307,7 @@ async def test_what_was_abandoned_before_a_restart_is_no_whole_text() -> None:
             *events, error = await read(again, stream.label)
         assert tokens_of(events) == list(cluster.mlc.tokens(stream.label))
         assert checked(error)["code"] == "sdcp_session_failed"
+        assert "before its text was complete" in error["error"]["message"]
 
 
 async def test_a_session_that_is_open_at_another_router() -> None:

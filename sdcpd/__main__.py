@@ -19,6 +19,7 @@ from sdcpd.config_values import is_name
 EXIT_RUNTIME, EXIT_CONFIG = 1, 78
 
 Wanted = tuple[str, str, str]
+ONCE_TOKENS, KILL_TOKENS = 96, 900  # the latter take seconds, so that a death is in the middle
 OPENMP_SPINS = "4000"  # some 60 us, about what lies between two matrix products of a pass
 
 
@@ -131,7 +132,11 @@ def _run(config: Config, wanted: Sequence[Wanted]) -> int:
 @main.command()
 @click.option("--once", is_flag=True, help="generate one text, print it, and stop")
 @click.option("--prompt", default="The ocean at night", help="what --once continues")
-@click.option("--max-tokens", type=click.IntRange(1), default=96)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    help=f"of --once; default: {ONCE_TOKENS}, with --kill-verifier {KILL_TOKENS}",
+)
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(-(1 << 63), (1 << 64) - 1), default=None)
 @click.option("--json", "as_json", is_flag=True, help="with --once: one JSON object on one line")
@@ -144,6 +149,12 @@ def _run(config: Config, wanted: Sequence[Wanted]) -> int:
     help="repeatable; default: the bundled drafter and ngram (only ngram with --target)",
 )
 @click.option("--verifiers", type=click.IntRange(1, 16), default=1, show_default=True)
+@click.option(
+    "--kill-verifier",
+    is_flag=True,
+    help="with --once and --verifiers 2: write the text again while its verifier is killed, "
+    "and show when tokens came",
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -163,10 +174,11 @@ def dev(
     *,
     once: bool,
     prompt: str,
-    max_tokens: int,
+    max_tokens: int | None,
     temperature: float,
     seed: int | None,
     as_json: bool,
+    kill_verifier: bool,
     target: Path | None,
     drafters: tuple[str, ...],
     verifiers: int,
@@ -179,21 +191,29 @@ def dev(
         raise click.UsageError("--json and --seed go with --once")
     if temperature != temperature:
         raise click.UsageError("--temperature must be a number from 0 to 2")
+    if kill_verifier and (not once or verifiers < 2):
+        raise click.UsageError("--kill-verifier goes with --once, and with --verifiers 2 or more")
+    if kill_verifier and temperature > 0 and seed is None:
+        raise click.UsageError(
+            "--kill-verifier compares two texts, which with --temperature needs a --seed"
+        )
     from sdcpd.dev.cluster import DevError
-    from sdcpd.dev.command import OnceRequest, run_dev
-    from sdcpd.dev.plan import DevOptions
+    from sdcpd.dev.command import run_dev
+    from sdcpd.dev.plan import DevOptions, OnceRequest, free_ports
 
+    own_port = free_ports(1)[0] if kill_verifier else None
     options = DevOptions(
         target=target,
         drafters=drafters,
         verifiers=verifiers,
-        port=None if once else port,
+        port=own_port if once else port,
         transport=transport,
         keep=keep,
     )
-    request = OnceRequest(prompt, max_tokens, temperature, seed, as_json) if once else None
+    count = max_tokens or (KILL_TOKENS if kill_verifier else ONCE_TOKENS)
+    request = OnceRequest(prompt, count, temperature, seed, as_json, kill_verifier)
     try:
-        sys.exit(run_dev(options, request))
+        sys.exit(run_dev(options, request if once else None))
     except DevError as e:
         click.echo(str(e), err=True)
         sys.exit(e.status)

@@ -122,6 +122,7 @@ class RouterSection(Section):
     self_max: Annotated[int, Field(ge=0)] | None = None
     switch_grace: DurationOrNever = 2.0
     progress: Duration = 15.0
+    failover_after: Duration = 2.0
     kv_objects: bool = False
 
 

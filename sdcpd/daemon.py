@@ -256,7 +256,10 @@ class Daemon:
         from sdcpd.roles.frontend import FrontEnd
 
         try:
-            front_end = FrontEnd(router, text, settings.api_settings(section))
+            kept_s = self._config.mlc.log_retention
+            front_end = FrontEnd(
+                router, text, settings.api_settings(section, log_retention_s=kept_s)
+            )
         except KeysError as e:
             raise StartError(f"[api] keys_file: {e}", status=78) from e
         self._parts.stack.push_async_callback(front_end.aclose)

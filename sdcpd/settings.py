@@ -23,6 +23,7 @@ from sdcpd.roles.drafter import DrafterConfig
 from sdcpd.roles.frontend import ApiSettings
 from sdcpd.roles.peers import PeerEntry
 from sdcpd.roles.verifier import VerifierConfig
+from sdcpd.units import duration_text
 from tiers.build import S3Place, TierSpec, etcd_settings
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def router_config(config: Config, *, tokenizer: bytes) -> RouterConfig:
     return RouterConfig(
         section.base_uri,
         tokenizer,
-        machine=RouterSettings(section.switch_grace, section.progress),
+        machine=RouterSettings(section.switch_grace, section.progress, section.failover_after),
         sampling_rule=section.sampling_rule,
         m_max=section.m_max,
         low_rounds=section.low_rounds,
@@ -164,8 +165,8 @@ def model_settings(section: ModelSection) -> dict[str, Any]:
     }
 
 
-def api_settings(section: ApiSection) -> ApiSettings:
-    """`[api]`"""
+def api_settings(section: ApiSection, *, log_retention_s: float) -> ApiSettings:
+    """`[api]`, with how long sessions can be read after their end."""
     return ApiSettings(
         model_name=section.model_name,
         keys_file=section.keys_file,
@@ -174,4 +175,5 @@ def api_settings(section: ApiSection) -> ApiSettings:
         hosts_loopback_only=section.listen[0] in ("127.0.0.1", "localhost", "::1"),
         sse_ping_s=section.sse_ping,
         max_queue=section.max_queue,
+        log_kept=duration_text(log_retention_s),
     )

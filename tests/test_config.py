@@ -13,6 +13,7 @@ from sdcpd.check import problems_of as check_of
 from sdcpd.config import Config, ConfigError, load_config, parse_config
 from sdcpd.config_places import place_problems
 from sdcpd.daemon import Daemon, Instance, StartError
+from sdcpd.settings import router_config
 
 GOOD = """\
 [node]
@@ -72,6 +73,14 @@ def test_a_good_file() -> None:
     assert config.verifier is not None and config.verifier.listen == ("0.0.0.0", 7443)
     assert config.instance_name(None) == "n0"
     assert config.instance_name("v7") == "v7"
+
+
+def test_how_soon_a_verifier_counts_as_lost() -> None:
+    """D-F1: three attempts over two seconds, unless the operator says otherwise."""
+    for line, retry_s in (("", 2 / 3), ('failover_after = "600ms"', 0.2)):
+        config = parse_config(GOOD.replace("[router]", f"[router]\n{line}"), name="f.toml")
+        machine = router_config(config, tokenizer=bytes(32)).machine
+        assert machine.retry_s == pytest.approx(retry_s)
 
 
 def test_an_empty_file_has_every_default() -> None:

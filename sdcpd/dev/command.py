@@ -10,27 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import sdcpd
 from sdcpd.admin_client import dev_state_path
 from sdcpd.dev.cluster import DevCluster, DevError, Process
-from sdcpd.dev.plan import DevOptions
+from sdcpd.dev.failover import run_failover
+from sdcpd.dev.plan import DevOptions, OnceRequest
 
 ROLES = ("verifier", "drafter")
+SHORT_TOKENS, LONG_TOKENS = 64, 1500  # of the curl line; time enough to kill a verifier by hand
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class OnceRequest:
-    """What `--once` generates and how it prints it."""
-
-    prompt: str
-    max_tokens: int
-    temperature: float
-    seed: int | None
-    as_json: bool
 
 
 class Stopped(BaseException):
@@ -131,13 +121,25 @@ def _banner(cluster: DevCluster) -> str:
     api = f"http://127.0.0.1:{cluster.options.port}/v1"
     name = "tiny" if cluster.options.target is None else cluster.options.target_path.name
     request = {"model": name, "prompt": "The ocean at night", "temperature": 0, "stream": True}
-    body = json.dumps({**request, "max_tokens": 64})
+    kill = _kill_line(cluster)
+    more = {"max_tokens": LONG_TOKENS, "ignore_eos": True} if kill else {"max_tokens": SHORT_TOKENS}
+    body = json.dumps(request | more)
     return (
         f"OpenAI API: {api}   (no key, this machine only)\n"
         f"Try:  curl -N {api}/completions -H 'Content-Type: application/json' -d '{body}'\n"
-        f"      {_status_command(cluster)}\n"
+        f"      {_status_command(cluster)}\n{kill}"
         "Stop: Ctrl-C"
     )
+
+
+def _kill_line(cluster: DevCluster) -> str:
+    """How to see a failover, where there is another verifier to go on at."""
+    pids = [p.process.pid for p in cluster.processes if p.plan.role == "verifier"]
+    if len(pids) < 2:
+        return ""
+    first, *others = (f"kill -9 {pid}" for pid in pids)
+    also = ", ".join(others)
+    return f"      {first}   (or {also}) while it streams: the text goes on at another verifier\n"
 
 
 def _status_command(cluster: DevCluster) -> str:
@@ -149,6 +151,11 @@ def _status_command(cluster: DevCluster) -> str:
 
 
 def _once(cluster: DevCluster, request: OnceRequest) -> int:
+    if request.kill_verifier:
+        found = run_failover(cluster, request)
+        as_json = json.dumps(found.as_json(), ensure_ascii=False) if request.as_json else None
+        print(as_json or found.as_text(), flush=True)
+        return 0 if found.same else 1
     answer = cluster.ask(
         "POST",
         "/generate",
@@ -183,9 +190,15 @@ def _watch(cluster: DevCluster) -> None:
         for process in list(alive):
             if (code := process.process.poll()) is not None:
                 alive.remove(process)
-                print(f"{process.plan.label} ended ({code}): {process.failure()}", flush=True)
+                rest = _where_it_goes_on(process, alive)
+                print(f"{process.plan.label} ended ({code}): {process.failure()}{rest}", flush=True)
                 if process is cluster.processes[0]:
                     raise DevError("the router is gone")
+
+
+def _where_it_goes_on(dead: Process, alive: list[Process]) -> str:
+    others = [p.plan.label for p in alive if p.plan.role == dead.plan.role]
+    return f"\n  its sessions go on at {', '.join(others)}" if others else ""
 
 
 @contextmanager

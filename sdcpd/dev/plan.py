@@ -42,6 +42,19 @@ class DevOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class OnceRequest:
+    """What `--once` generates, and how it prints it."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    as_json: bool
+    kill_verifier: bool = False
+    """Whether it is written twice, and a verifier killed in the middle of the second time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """One process to start."""
 

@@ -66,7 +66,6 @@ from sdcpd.protocol.router_record import SessionRecord
 
 M_INIT_DEFAULT = 4  # D-R6
 FAILURES_MAX = 3  # requests without an answer before a verifier counts as lost (D-F1)
-RETRY_S = 0.7
 RESTATED_MAX = 3  # calls repeated at once with the verifier's values
 OPENING_TROUBLE_S = 30.0  # errors all the way for so long: the client is told (D-R3)
 TROUBLE_S = 300.0  # the same for a session that has been served
@@ -97,6 +96,13 @@ class RouterSettings:
 
     switch_grace_s: float | None = 2.0
     progress_s: float = 15.0
+    failover_after_s: float = 2.0
+    """Over how long requests to a verifier fail before it counts as lost (D-F1)."""
+
+    @property
+    def retry_s(self) -> float:
+        """Between two tries of a call."""
+        return self.failover_after_s / FAILURES_MAX
 
 
 NAMING = (Phase.NAMING, Phase.TOKENS, Phase.ASSIGNING)
@@ -593,7 +599,7 @@ class RouterSession:
         if now - self._trouble_since >= (TROUBLE_S if self._opened else OPENING_TROUBLE_S):
             self._close(ProblemDocument(status=503, detail=self._trouble))
             return
-        self._retry = (now + RETRY_S, what)
+        self._retry = (now + self._settings.retry_s, what)
 
     def _again(self, now: float) -> None:
         """Repeat the call of this phase with the same content."""
@@ -693,6 +699,7 @@ class RouterSession:
 
     def _progress(self, event: Progress, now: float) -> None:
         if event.closed:
+            self.ended = event.finish
             self._close(None)
         elif event.committed > self.committed or self._progress_at is None:
             self.committed = max(self.committed, event.committed)

@@ -107,10 +107,14 @@ class VerifierAppeared:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The front end has read output up to `committed`; `closed` if it was the last."""
+    """The front end has read output up to `committed`; `closed` if it was the last.
+
+    `finish` is how the verifier said that the session has ended, where it was heard.
+    """
 
     committed: int
     closed: bool
+    finish: Action | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,23 +23,12 @@ HEADERS: Headers = (
 )
 
 
-class EventStream:
-    """The body of a streamed answer; closing it ends the session."""
+class EventBody:
+    """A body of events, with comments while none comes."""
 
-    def __init__(
-        self,
-        run: TextRun,
-        answer: Callable[[str], Answer],
-        *,
-        with_usage: bool,
-        ping_s: float,
-        ended: Callable[[str, TextRun], None],
-    ) -> None:
-        """`ping_s` 0 sends no comments; `ended` gets the session when all was sent."""
-        self._run, self._answer = run, answer
-        self._with_usage, self._ended = with_usage, ended
-        self._ping_s = ping_s or None
-        self._events = self._all_events()
+    def __init__(self, events: AsyncGenerator[bytes, None], *, ping_s: float) -> None:
+        """`ping_s` 0 sends no comments."""
+        self._events, self._ping_s = events, ping_s or None
         self._next: asyncio.Task[bytes | None] | None = None
 
     async def __anext__(self) -> bytes:
@@ -54,8 +43,7 @@ class EventStream:
         return octets
 
     async def aclose(self) -> None:
-        """End the session if it still runs, and wait for nothing but our own tasks."""
-        self._run.close()
+        """End what makes the events, and wait for nothing but our own tasks."""
         if self._next is not None:
             self._next.cancel()
             await asyncio.gather(self._next, return_exceptions=True)
@@ -63,6 +51,29 @@ class EventStream:
 
     async def _pull(self) -> bytes | None:
         return await anext(self._events, None)
+
+
+class EventStream(EventBody):
+    """The body of a streamed answer; closing it ends the session."""
+
+    def __init__(
+        self,
+        run: TextRun,
+        answer: Callable[[str], Answer],
+        *,
+        with_usage: bool,
+        ping_s: float,
+        ended: Callable[[str, TextRun], None],
+    ) -> None:
+        """`ended` gets the session when all was sent."""
+        super().__init__(self._all_events(), ping_s=ping_s)
+        self._run, self._answer = run, answer
+        self._with_usage, self._ended = with_usage, ended
+
+    async def aclose(self) -> None:
+        """End the session too if it still runs."""
+        self._run.close()
+        await super().aclose()
 
     async def _all_events(self) -> AsyncGenerator[bytes, None]:
         """Everything up to [DONE]; a text that fails has an error there and no [DONE]."""

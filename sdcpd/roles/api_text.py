@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from sdcpd.engine.tokenizer import TextModel, TextStream
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.api_stop import StopCutter
-from sdcpd.roles.generation import Generation, GenerationError, GenerationRequest, Generator, Tokens
+from sdcpd.roles.generation import (
+    Generation,
+    GenerationError,
+    GenerationRequest,
+    Generator,
+    Tokens,
+    closing_parts,
+)
 from sdcpd.roles.tasks import Tasks
 
 
@@ -59,7 +65,7 @@ class TextRun:
     async def pieces(self) -> AsyncGenerator[str, None]:
         """The text as it becomes certain; raises GenerationError."""
         generation = await asyncio.shield(self.opening)
-        async with _closing(aiter(generation)) as parts:
+        async with closing_parts(aiter(generation)) as parts:
             async for part in parts:
                 self._session_ended = part.finished
                 if text := self._take(part):
@@ -124,13 +130,3 @@ class TextRun:
         stopped = self._stopped or self._cutter.hit
         self.finish_reason = "stop" if stopped else "length"
         return text
-
-
-@asynccontextmanager
-async def _closing(parts: AsyncIterator[Tokens]) -> AsyncIterator[AsyncIterator[Tokens]]:
-    """Close an iterator that can be closed when the text ends before it."""
-    try:
-        yield parts
-    finally:
-        if isinstance(parts, AsyncGenerator):
-            await parts.aclose()

@@ -16,6 +16,7 @@ from sdcpd.roles.api_access import Access
 from sdcpd.roles.api_answers import octets_of
 from sdcpd.roles.api_bodies import ChatBody, CompletionBody, read_body
 from sdcpd.roles.api_errors import JSON_HEADERS, ApiError, refuse, retry_after
+from sdcpd.roles.api_sessions import SESSIONS, Sessions
 from sdcpd.roles.api_texts import Texts
 from sdcpd.roles.generation import Generator
 from sdcpd.transport.http import Request, Response
@@ -44,15 +45,17 @@ class ApiSettings:
     """Silence in a stream before a comment is sent; 0 sends none."""
     max_queue: int
     """Texts that may wait for their session to open; more get 429."""
+    log_kept: str = "1h"
+    """How long a session can be read after its end, as `[mlc] log_retention` has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A request that was let in; `owner` is the name of its key."""
+    """A request that was let in; `owner` is the name of its key, `named` what its path names."""
 
     request: Request
     owner: str
-    model_id: str = ""
+    named: str = ""
 
 
 Resource = Callable[[_Call], Awaitable[AnyResponse]]
@@ -76,6 +79,9 @@ class FrontEnd:
             model=self._model,
             ping_s=settings.sse_ping_s,
             max_queue=settings.max_queue,
+        )
+        self._sessions = Sessions(
+            generator, text, ping_s=settings.sse_ping_s, log_kept=settings.log_kept
         )
         self._access = Access(
             keys_file=settings.keys_file,
@@ -114,7 +120,7 @@ class FrontEnd:
         if request.path not in self._keyless and request.method != "OPTIONS":
             # Before anything is looked up: whoever has no key learns nothing.
             owner = self._access.check_key(request)
-        methods, model_id = self._find(request)
+        methods, named = self._find(request)
         allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])
         if request.method == "OPTIONS":
             return self._access.preflight(request, allowed)
@@ -124,13 +130,16 @@ class FrontEnd:
             raise ApiError(405, f"{request.path} takes {allowed} only", headers=headers)
         if request.method == "POST":
             self._access.check_origin(request)
-        return await resource(_Call(request, owner, model_id))
+        return await resource(_Call(request, owner, named))
 
     def _find(self, request: Request) -> tuple[Methods, str]:
         path = request.path
         if path.startswith(f"{MODELS}/"):
             # The name may hold a slash, plain or encoded.
             return {"GET": self._model_by_id}, unquote(path.removeprefix(f"{MODELS}/"))
+        session, _, rest = path.removeprefix(f"{SESSIONS}/").partition("/")
+        if path.startswith(f"{SESSIONS}/") and rest == "output":
+            return {"GET": self._session_output}, session
         methods = self._keyless.get(path) or self._keyed.get(path)
         if methods is None:
             raise ApiError(404, f"no such resource: {request.method} {path}", code="not_found")
@@ -154,7 +163,7 @@ class FrontEnd:
         return _json({"object": "list", "data": [self._model_object()]})
 
     async def _model_by_id(self, call: _Call) -> Response:
-        self._check_model(call.model_id)
+        self._check_model(call.named)
         return _json(self._model_object())
 
     async def _completions(self, call: _Call) -> AnyResponse:
@@ -166,6 +175,9 @@ class FrontEnd:
         body = read_body(ChatBody, call.request.body)
         self._check_model(body.model)
         return await self._texts.chat(body, call.request, owner=call.owner)
+
+    async def _session_output(self, call: _Call) -> AnyResponse:
+        return await self._sessions.output(call.named, call.request, owner=call.owner)
 
     def _model_object(self) -> dict[str, Any]:
         return {

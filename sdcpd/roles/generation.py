@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +77,20 @@ class Generation(Protocol):
         """End the session early (D-Z2); does nothing if it has ended."""
 
 
+class SessionOutput(Protocol):
+    """All that a session has committed, and what it goes on to commit."""
+
+    @property
+    def stop(self) -> tuple[int, ...] | None:
+        """The tokens that end it; None where nothing but its log is left."""
+
+    def __aiter__(self) -> AsyncIterator[Tokens]:
+        """From its first token on; ends without a `finished` part where nobody knows how it ended.
+
+        Raises GenerationError if the session has failed. Whoever stops reading ends nothing.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """Whether texts can be generated now, and if not, why."""
@@ -90,4 +105,17 @@ class Generator(Protocol):
     async def generate(self, request: GenerationRequest) -> Generation:
         """Begin a text; raises GenerationError (no verifier, queue full, refused)."""
 
+    async def output(self, session: bytes) -> SessionOutput | None:
+        """What a session commits, None if there is no trace of it; raises GenerationError."""
+
     def readiness(self) -> Readiness: ...
+
+
+@asynccontextmanager
+async def closing_parts(parts: AsyncIterator[Tokens]) -> AsyncIterator[AsyncIterator[Tokens]]:
+    """Close an iterator that can be closed when it is left before its end."""
+    try:
+        yield parts
+    finally:
+        if isinstance(parts, AsyncGenerator):
+            await parts.aclose()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import anyio
 
 from sdcpd.protocol.messages import Action, Output
+from sdcpd.protocol.router import FAILURES_MAX
 from sdcpd.protocol.router_io import Progress, VerifierLost
 from sdcpd.protocol.uris import join
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
@@ -19,11 +20,14 @@ from sdcpd.transport.http import Client, TransportError
 
 log = logging.getLogger("sdcpd.front_end")
 POLL_S = 10.0
-ATTEMPTS, ATTEMPT_PAUSE_S = 3, 0.7  # D-F1
 FAILED = "the session failed at its verifier"
 FENCED = (
     "the session was ended by a fence in its commit log, at epoch {epoch}, which another router or"
     " sdcpctl log fence wrote; what was committed until then was delivered, ask again for more"
+)
+CANCELLED = (
+    "the session was ended before its text was complete, because its client had gone or had enough;"
+    " what was committed until then was delivered"
 )
 
 
@@ -34,8 +38,12 @@ class _OutputLost(GenerationError):
 class OutputReader:
     """One text being generated; see `generation.Generation`."""
 
-    def __init__(self, session: RoutedSession, *, client: Client, from_: int = 0) -> None:
+    def __init__(
+        self, session: RoutedSession, *, client: Client, pause_s: float, from_: int = 0
+    ) -> None:
+        """`pause_s` is what lies between two attempts at a verifier (D-F1)."""
         self._session, self._client = session, client
+        self._pause_s = pause_s
         self._read = from_
         self._epoch = 0
         self._earlier = GenerationStats()
@@ -60,9 +68,11 @@ class OutputReader:
         )
 
     async def cancel(self) -> None:
-        """End the session early."""
-        if not self._done:
-            self._done = True
+        """End the session early, unless somebody has come back to it."""
+        if self._done:
+            return
+        self._done = True
+        if not self._session.readers:
             await self._session.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Tokens]:
@@ -75,9 +85,7 @@ class OutputReader:
             if rest.tokens or rest.finished:
                 yield rest
             if not rest.finished:
-                epoch = self._session.machine.fenced_at
-                said = FAILED if epoch is None else FENCED.format(epoch=epoch)
-                raise GenerationError(said) from lost
+                raise GenerationError(self._why_ended()) from lost
 
     async def _from_verifiers(self) -> AsyncIterator[Tokens]:
         failures = 0
@@ -91,7 +99,7 @@ class OutputReader:
                     await self._refused(e, verifier, epoch)
                     continue
                 failures += 1
-                if failures >= ATTEMPTS:
+                if failures >= FAILURES_MAX:
                     failures = 0
                     self._lost(verifier, str(e), epoch)
                 await self._moved_or_paused(verifier, epoch)
@@ -108,7 +116,7 @@ class OutputReader:
             if output.tokens or finished:
                 yield Tokens(output.tokens, finished=finished)
             if output.final and not finished:
-                raise GenerationError(FAILED)  # after what it had committed (D-G6)
+                raise GenerationError(self._why_ended())  # after what it had committed (D-G6)
 
     async def opened(self) -> None:
         """Wait until the session is open; raises GenerationError if it can't be."""
@@ -154,7 +162,10 @@ class OutputReader:
         )
         if output.final:
             self._done = True
-        self._session.step(Progress(self._read, closed=output.final))
+        finish = Action.FINISH if output.finish == Action.FINISH else Action.FAIL
+        self._session.step(
+            Progress(self._read, closed=output.final, finish=finish if output.final else None)
+        )
 
     async def _place(self) -> tuple[str, int]:
         session = self._session
@@ -179,7 +190,7 @@ class OutputReader:
     async def _from_log(self, lost: _OutputLost) -> Tokens:
         """What a text still has in its log that ended before all was read, by a fence or not."""
         ended, fenced_at = self._session.machine.ended, self._session.machine.fenced_at
-        if ended is None and fenced_at is None:
+        if ended is None and fenced_at is None and not self._session.cancelled:
             raise lost
         tokens = await self._rest(lost)
         if self._read + len(tokens) < self._session.machine.committed:
@@ -196,9 +207,15 @@ class OutputReader:
                 return await self._session.rest(self._read)
             except LogUnavailable as e:
                 failures += 1
-                if failures >= ATTEMPTS:
+                if failures >= FAILURES_MAX:
                     raise GenerationError(f"{lost}; {e}") from e
-                await anyio.sleep(ATTEMPT_PAUSE_S)
+                await anyio.sleep(self._pause_s)
+
+    def _why_ended(self) -> str:
+        """What to say of a session that has ended without having finished."""
+        if (epoch := self._session.machine.fenced_at) is not None:
+            return FENCED.format(epoch=epoch)
+        return CANCELLED if self._session.cancelled else FAILED
 
     def _lost(self, verifier: str, reason: str, epoch: int) -> None:
         if self._session.machine.closed:
@@ -218,6 +235,6 @@ class OutputReader:
     async def _moved_or_paused(self, verifier: str, epoch: int) -> None:
         """Go on when the session moves or ends, or after the pause."""
         session, closed = self._session, self._session.machine.closed
-        with anyio.move_on_after(ATTEMPT_PAUSE_S):
+        with anyio.move_on_after(self._pause_s):
             while session.place == (verifier, epoch) and session.machine.closed == closed:
                 await session.wait_for_change()

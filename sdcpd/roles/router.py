@@ -25,11 +25,17 @@ from sdcpd.protocol.router_record import RecordCorrupt, decode_record
 from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
 from sdcpd.roles.contracts import ContractMaker, RouterConfig
-from sdcpd.roles.generation import GenerationError, GenerationRequest, Readiness
+from sdcpd.roles.generation import (
+    GenerationError,
+    GenerationRequest,
+    Readiness,
+    SessionOutput,
+)
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.output_reader import OutputReader
 from sdcpd.roles.peers import Identity, PeerTable
 from sdcpd.roles.router_session import RouteContext, RoutedSession
+from sdcpd.roles.session_output import KnownOutput, Traces
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, Response
 from tiers.api import Records
@@ -119,7 +125,11 @@ class Router:
     def reader(self, session: bytes, from_: int = 0) -> OutputReader | None:
         """Read an open session's output from token `from_` on; None if it is not known here."""
         routed = self._sessions.get(session)
-        return None if routed is None else OutputReader(routed, client=self._client, from_=from_)
+        return None if routed is None else self._reader(routed, from_)
+
+    def _reader(self, routed: RoutedSession, from_: int = 0) -> OutputReader:
+        pause_s = self.config.machine.retry_s
+        return OutputReader(routed, client=self._client, pause_s=pause_s, from_=from_)
 
     async def run(self) -> None:
         """Watch for statuses that expire."""
@@ -188,7 +198,15 @@ class Router:
         self._sessions[session] = routed
         self.counts["sessions"] += 1
         routed.start()
-        return OutputReader(routed, client=self._client)
+        return self._reader(routed)
+
+    async def output(self, session: bytes) -> SessionOutput | None:
+        """What a session commits, open or not; None if it has no log; raises GenerationError."""
+        routed = self._sessions.get(session) or self._ended.get(session)
+        if routed is not None:
+            return KnownOutput(routed, self._reader(routed))
+        traces = Traces(self._client, self.board, self._context.records, self.config.base_uri)
+        return await traces.output(session)
 
     # ---- resources
 

@@ -74,9 +74,12 @@ class RoutedSession:
         self.failed: ProblemDocument | None = None
         self.place: tuple[str, int] | None = None
         """Verifier and epoch that serve the session, once it is open."""
+        self.cancelled = False
+        """Whether it was ended early, for want of a client."""
+        self.readers = 0
+        """Clients that have come back to it and read; it goes on for them."""
         self._context = context
         self._log = CommitLog(context.client, machine.commit_log, enforcing=True)
-        self._cancelled = False
         self._verifier: str | None = None  # on whose account the session is
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -98,7 +101,7 @@ class RoutedSession:
 
     async def cancel(self) -> None:
         """End the session; one that is still being opened ends as soon as it is open."""
-        self._cancelled = True
+        self.cancelled = True
         if self.place is None or self.machine.closed:
             return
         await self._end_at_verifier(*self.place)
@@ -284,7 +287,7 @@ class RoutedSession:
             )
         self.place = (action.verifier, action.epoch)
         self._wake()
-        if self._cancelled:
+        if self.cancelled:
             self._spawn(self.cancel())
 
     def _account(self, action: Named) -> None:

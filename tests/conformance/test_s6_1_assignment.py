@@ -25,6 +25,7 @@ from sdcpd.protocol.router import RouterSettings
 from sdcpd.roles.generation import GenerationError
 from sdcpd.transport.http import Response
 from tests.kit.router_rig import (
+    BRISK,
     GREEDY,
     SAMPLED,
     TARGET,
@@ -38,9 +39,8 @@ from tests.kit.scripted import DROP, Answer, Seen, quiet
 
 
 @pytest.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterRig]:
-    monkeypatch.setattr("sdcpd.protocol.router.RETRY_S", 0.002)
-    async with router_rig() as made:
+async def rig() -> AsyncIterator[RouterRig]:
+    async with router_rig(machine=BRISK) as made:
         yield made
 
 

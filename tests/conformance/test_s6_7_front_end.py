@@ -13,6 +13,7 @@ from sdcpd.protocol.codec import MEDIA_TYPE, encode
 from sdcpd.protocol.commit_log import FenceRecord, decode_log, read_log
 from sdcpd.protocol.messages import Action, Output
 from sdcpd.protocol.problems import NotFound, SessionClosed, StaleEpoch, Unavailable
+from sdcpd.protocol.router import RouterSettings
 from sdcpd.roles.generation import GenerationError
 from sdcpd.roles.output_reader import OutputReader
 from sdcpd.transport.http import Response
@@ -20,13 +21,12 @@ from tests.kit.router_rig import RouterRig, router_rig, texts
 from tests.kit.scripted import DROP, Answer, ScriptedVerifier, Seen
 
 OUTPUT = "sessions/.*/output"
+PATIENT = RouterSettings(switch_grace_s=0.05, failover_after_s=0.15)
 
 
 @pytest.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterRig]:
-    monkeypatch.setattr("sdcpd.roles.output_reader.ATTEMPT_PAUSE_S", 0.05)
-    monkeypatch.setattr("sdcpd.protocol.router.RETRY_S", 0.002)
-    async with router_rig() as made:
+async def rig() -> AsyncIterator[RouterRig]:
+    async with router_rig(machine=PATIENT) as made:
         yield made
 
 
@@ -108,6 +108,37 @@ async def test_a_failover_loses_and_repeats_nothing(rig: RouterRig, cut: int) ->
     rig.v1.commit((7, 8), finish=Action.FINISH)
     assert await reading == [4, 5, 6, 7, 8]
     assert rig.v1.epoch == 2
+
+
+async def test_a_second_reader_that_is_behind_takes_nothing_back(rig: RouterRig) -> None:
+    """R-6.7-9: what the router knows of the session only grows, and each reader gets everything."""
+    reader = await rig.running()
+    for tokens in ((4, 5), (6, 7), (8, 9)):
+        rig.commit(tokens)
+    first = aiter(reader)
+    assert (await anext(first)).tokens == (4, 5, 6, 7, 8, 9)
+    machine = rig.session.machine
+    assert machine.committed == 6 and machine._progress_at is not None
+    progress_at, calls = machine._progress_at, len(rig.asked())
+
+    def one_by_one(seen: Seen) -> Answer:
+        from_ = since(seen)
+        if from_ < len(rig.v0.tokens):
+            return rig.v0.output(from_, tokens=rig.v0.tokens[from_ : from_ + 1], final=False)
+        return rig.v0.output(from_)
+
+    rig.v0.always("GET", OUTPUT, one_by_one)
+    output = await rig.router.output(reader.session)
+    assert output is not None
+    second = aiter(output)
+    for token in (4, 5, 6):
+        assert (await anext(second)).tokens == (token,)
+        assert (machine.committed, machine._progress_at) == (6, progress_at)
+    assert rig.session.readers == 1 and len(rig.asked()) == calls
+    rig.commit((10,), finish=Action.FINISH)
+    assert [part.tokens async for part in second] == [(7,), (8,), (9,), (10,), ()]
+    assert [token async for part in first for token in part.tokens] == [10]
+    assert reader.stats.committed == 7 and not rig.router.sessions
 
 
 async def part(verifier: ScriptedVerifier, seen: Seen, cut: int) -> Answer:

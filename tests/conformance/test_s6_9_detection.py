@@ -15,14 +15,13 @@ from sdcpd.protocol.router_io import ChangePolicy
 from sdcpd.transport.http import Response
 from tests.kit.cluster import cluster
 from tests.kit.network import DroppingClient
-from tests.kit.router_rig import GREEDY, SAMPLED, RouterRig, opened, resume_of, router_rig
+from tests.kit.router_rig import BRISK, GREEDY, SAMPLED, RouterRig, opened, resume_of, router_rig
 from tests.kit.scripted import DROP, Answer, Seen, quiet
 
 
 @pytest.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterRig]:
-    monkeypatch.setattr("sdcpd.protocol.router.RETRY_S", 0.002)
-    async with router_rig() as made:
+async def rig() -> AsyncIterator[RouterRig]:
+    async with router_rig(machine=BRISK) as made:
         yield made
 
 

@@ -13,7 +13,7 @@ from sdcpd.protocol.messages import Policy, Sampling
 from sdcpd.protocol.problems import StaleBase
 from sdcpd.protocol.router_io import ChangePolicy
 from sdcpd.transport.http import Request, Response
-from tests.kit.router_rig import SAMPLED, RouterRig, assigned, opened, resume_of, router_rig
+from tests.kit.router_rig import BRISK, SAMPLED, RouterRig, assigned, opened, resume_of, router_rig
 from tests.kit.scripted import DROP, Answer, Seen, quiet
 from tests.sim.clock import run_virtual
 
@@ -21,9 +21,8 @@ FAILOVER = ["v1 POST sessions", "v1 PUT drafter", "d0 POST assignments"]
 
 
 @pytest.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterRig]:
-    monkeypatch.setattr("sdcpd.protocol.router.RETRY_S", 0.002)
-    async with router_rig() as made:
+async def rig() -> AsyncIterator[RouterRig]:
+    async with router_rig(machine=BRISK) as made:
         yield made
 
 

@@ -25,7 +25,7 @@ from tests.kit.answers import output_of, refused, state_of, until, verdict_of
 from tests.kit.cluster import ROUTER, cluster
 from tests.kit.failover import fence, resume_of, second
 from tests.kit.mlc import LossyClient
-from tests.kit.router_rig import RouterRig, router_rig
+from tests.kit.router_rig import BRISK, RouterRig, router_rig
 from tests.kit.router_rig import resume_of as resumed
 from tests.kit.scripted import quiet
 from tests.kit.verifier_machine import SESSION
@@ -183,9 +183,8 @@ async def test_an_opening_repeated_without_the_kv_is_the_same(make_wire: MakeWir
 
 
 @pytest.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterRig]:
-    monkeypatch.setattr("sdcpd.protocol.router.RETRY_S", 0.002)
-    async with router_rig(kv_objects=True) as made:
+async def rig() -> AsyncIterator[RouterRig]:
+    async with router_rig(kv_objects=True, machine=BRISK) as made:
         yield made
 
 

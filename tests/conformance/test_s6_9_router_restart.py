@@ -80,6 +80,24 @@ async def test_a_session_goes_on_and_is_read_on(made: Cluster) -> None:
     assert made.mlc.tokens(session_path_id(reader.session)) == tuple(text)
 
 
+@pytest.mark.parametrize("verifier", ["stays", "dies"])
+async def test_a_session_that_nobody_reads_any_more_ends(made: Cluster, verifier: str) -> None:
+    """R-6.9-18: its client never comes back; the text is finished, at another verifier if need be."""
+    reader = await begin(made, until=9)
+    restart(made)
+    if verifier == "dies":
+        async with asyncio.timeout(5):
+            while made.router.sessions[0].place is None:
+                await asyncio.sleep(0)
+        made.add_verifier("v1", machine=VerifierSettings(None, None), pass_time_s=0.001)
+        made.kill("https://v0.test/")
+    async with asyncio.timeout(10):
+        while made.router.sessions or made.records.all():
+            await asyncio.sleep(0.005)
+    assert made.mlc.tokens(session_path_id(reader.session)) == tuple(made.model.text(PROMPT, COUNT))
+    assert all(not one.sessions for one in made.router.board.all())
+
+
 async def test_the_end_is_told_before_the_verifier_is_found_again(made: Cluster) -> None:
     """R-6.9-18: an event gets through while the verifier does not answer; the text is in the log."""
     reader = await begin(made, until=9)

@@ -133,28 +133,72 @@ def test_a_certificate_that_does_not_fit_is_not_taken(site: Site) -> None:
     assert "is not the key of" in drafter.log
 
 
+def events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The events of a stream, up to [DONE] or to where it breaks."""
+    assert response.status == 200, response.read()
+    try:
+        for line in iter(response.readline, b"data: [DONE]\n"):
+            if line.startswith(b"data: "):
+                yield json.loads(line.removeprefix(b"data: "))
+            elif not line:
+                return
+    except (http.client.HTTPException, OSError):
+        return
+
+
+def come_back(port: int, session: str, from_: int) -> list[dict[str, Any]]:
+    """What a client that lost its stream gets by its session."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as client:
+        client.request("GET", f"/v1/sdcp/sessions/{session}/output?from={from_}")
+        return list(events(client.getresponse()))
+
+
+def tokens_of(parts: list[dict[str, Any]]) -> list[int]:
+    return [token for part in parts for token in part["tokens"]]
+
+
+def text_of(parts: list[dict[str, Any]]) -> str:
+    return "".join(part["text"] for part in parts)
+
+
 def test_a_killed_router_takes_its_sessions_up_again(site: Site) -> None:
-    """R-6.9-18: kill -9 in the middle of a text; the text is in the log to its end."""
-    router = site.running["router-r0"]
+    """R-6.9-18, D-G1: kill -9 in the middle of a text; its client reads on by its session."""
+    router, port = site.running["router-r0"], site.ports["api"]
     body = {"prompt": PROMPT, "max_tokens": 230, "temperature": 0}
-    wanted = ask(site.router_socket, "POST", "/generate", body)["tokens"]
-    with closing(http.client.HTTPConnection("127.0.0.1", site.ports["api"], timeout=30)) as client:
+    whole = ask(site.router_socket, "POST", "/generate", body)
+    wanted = whole["tokens"]
+    with (
+        closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as client,
+        closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as other,
+    ):
         headers = {"content-type": "application/json"}
-        stream = {"prompt": PROMPT, "max_tokens": 230, "temperature": 0, "stream": True}
-        client.request("POST", "/v1/completions", json.dumps(stream), headers)
+        client.request("POST", "/v1/completions", json.dumps(body | {"stream": True}), headers)
         response = client.getresponse()
-        assert response.readline().startswith(b"data:")
-        (session,) = ask(site.router_socket, "GET", "/status")["sessions"]
+        first = events(response)
+        seen = next(first)["choices"][0]["text"]
+        session = str(response.getheader("x-request-id"))
+        other.request("GET", f"/v1/sdcp/sessions/{session}/output")
+        had = [next(events(other.getresponse()))]
+        (open_session,) = ask(site.router_socket, "GET", "/status")["sessions"]
+        assert open_session["session"] == session
         router.kill()
+        seen += "".join(part["choices"][0]["text"] for part in first)
+    assert 0 < len(had[0]["tokens"]) < len(wanted)
     site.start("router-r0", router.config, refuse_executable_memory=True)
     again = site.running["router-r0"]
     again.wait_notified("READY=1")
     assert "1 sessions taken up again after a restart" in again.log
 
+    rest = come_back(port, session, len(had[0]["tokens"]))
+    assert tokens_of(had) + tokens_of(rest) == wanted
+    assert text_of(had) + text_of(rest) == whole["text"]
+    assert rest[-1]["finish_reason"] == "length"
     wait_until(
         lambda: not ask(site.router_socket, "GET", "/status")["sessions"], "the session ends"
     )
-    assert asyncio.run(site.committed(session["session"])) == tuple(wanted)
+    assert asyncio.run(site.committed(session)) == tuple(wanted)
+    again_all = come_back(port, f"cmpl-{session}", 0)  # of a client that has text alone
+    assert text_of(again_all) == whole["text"] and whole["text"].startswith(seen)
     wait_until(lambda: list(site.states().values()) == ["ready"] * 2, "both report again")
 
 

@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import openai
@@ -140,6 +141,61 @@ def test_killed_verifier_is_replaced_in_the_middle_of_a_stream(
         assert killed and text == wanted
 
 
+@pytest.mark.slow
+def test_who_has_two_verifiers_is_told_how_to_kill_one(tmp_path: Path) -> None:
+    """The banner's curl line runs long enough for its kill line; what goes on is said."""
+    with dev(tmp_path / "state", "--verifiers", "2", "--drafter", "ngram") as running:
+        kill, other = re.findall(r"kill -9 (\d+)", running.banner)
+        assert [int(kill), int(other)] == [running.instance(v)["pid"] for v in ("v0", "v1")]
+        assert '"max_tokens": 1500' in running.banner
+        assert running.process.stdout is not None
+        os.kill(int(kill), signal.SIGKILL)
+        assert "verifier v0 ended (-9): " in running.process.stdout.readline()
+        assert running.process.stdout.readline() == "  its sessions go on at verifier v1\n"
+
+
+@pytest.mark.slow
+def test_a_verifier_is_killed_and_the_text_is_the_same() -> None:
+    """R-6.9-9: the failover strip, with a real kill -9, for people and for programs."""
+    kill = ("--verifiers", "2", "--kill-verifier", "--drafter", "ngram")
+    found = once(*kill, "--max-tokens", "600")
+    assert found["same"] is True
+    digests, times_s = found["digests"], found["times_s"]
+    assert digests["undisturbed"] == digests["killed"]
+    assert [len(times_s[run]) for run in ("undisturbed", "killed")] == [600, 600]
+    dead_s = found["killed"]["at_s"]
+    assert found["killed"]["verifier"] in ("verifier v0", "verifier v1")
+    before = sum(time_s <= dead_s for time_s in times_s["killed"])
+    assert 200 <= before < 600
+    assert found["gap_s"] > max(b - a for a, b in pairwise(times_s["undisturbed"]))
+    done = subprocess.run(
+        [*COMMAND, "--once", *kill, "--max-tokens", "600", "--temperature", "0.8", "--seed", "7"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=120,
+        check=True,
+    )
+    undisturbed, killed, *_ = done.stdout.splitlines()
+    assert re.fullmatch(r"undisturbed \|[#.]+\|", undisturbed)
+    assert re.fullmatch(r"killed      \|[#.]+x[#.]*\|", killed)
+    assert "same text: yes" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_text_that_is_too_short_to_be_disturbed() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--once", "--verifiers", "2", "--kill-verifier", "--max-tokens", "1"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "ask for more with --max-tokens" in done.stderr
+
+
 def running_sessions(running: Dev) -> list[dict[str, str]]:
     from sdcpd.admin_client import ask
 
@@ -239,6 +295,8 @@ def test_model_directory_that_lacks_a_file(tmp_path: Path) -> None:
         (("--drafter", "none", "--drafter", "ngram"), "stands alone"),
         (("--temperature", "nan"), "--temperature"),
         (("--seed", str(1 << 64)), "--seed"),
+        (("--kill-verifier",), "--verifiers 2"),
+        (("--kill-verifier", "--verifiers", "2", "--temperature", "1"), "--seed"),
     ],
 )
 def test_options_that_contradict(options: tuple[str, ...], words: str) -> None:

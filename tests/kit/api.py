@@ -22,6 +22,7 @@ from sdcpd.roles.generation import (
     GenerationRequest,
     GenerationStats,
     Readiness,
+    SessionOutput,
     Tokens,
 )
 from sdcpd.transport.http1 import Http1Server
@@ -110,6 +111,13 @@ class Scripted:
             await self.opening.wait()
         return self
 
+    @property
+    def stop(self) -> tuple[int, ...]:
+        return (tokenizer().token_to_id(END),)
+
+    async def output(self, session: bytes) -> SessionOutput | None:
+        return self if session == self.session else None
+
     async def __aiter__(self) -> AsyncIterator[Tokens]:
         for part in self.parts:
             if isinstance(part, Exception):
@@ -176,7 +184,7 @@ class Api:
         head, _, rest = answer.partition(b"\r\n\r\n")
         lines = head.decode().split("\r\n")
         fields = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines[1:])}
-        if fields.get("transfer-encoding") == "chunked":
+        if method != "HEAD" and fields.get("transfer-encoding") == "chunked":
             rest = unchunked(rest)
         return int(lines[0].split()[1]), fields, rest
 

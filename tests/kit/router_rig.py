@@ -38,6 +38,8 @@ from tests.kit.scripted import ScriptedPeer, ScriptedVerifier, Seen
 GREEDY = GenerationRequest((1, 2), 40, (), Sampling(temperature_milli=0))
 SAMPLED = GenerationRequest((1, 2), 40, (), Sampling(temperature_milli=700))
 TARGET = b"\x11" * 32
+BRISK = RouterSettings(switch_grace_s=0.05, failover_after_s=0.006)
+"""Calls that fail are repeated after 2 ms."""
 ROLES = {"v": "verifier", "d": "drafter"}
 
 

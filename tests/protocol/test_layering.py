@@ -21,6 +21,7 @@ ROLE_OF_MODULE = {
     "router_session": "router",
     "contracts": "router",
     "output_reader": "router",
+    "session_output": "router",
     "verifier": "verifier",
     "verifier_session": "verifier",
     "verifier_opening": "verifier",

@@ -247,6 +247,21 @@ def test_no_progress_names_again_less_eagerly() -> None:
     assert rig.machine.deadline() == 45.0
 
 
+@pytest.mark.parametrize("after_s", [2.0, 30.0])
+def test_how_long_requests_must_fail_is_configured(after_s: float) -> None:
+    """R-6.9-16, D-F1: the third failure in a row, a third of the time apart."""
+    rig = Rig(verifiers=2, failover_after_s=after_s)
+    for failures in (1, 2):
+        rig.feed(Unreachable(rig.machine._call, "refused"))
+        assert not [a for a in rig.last if isinstance(a, ReadLog)]
+        assert rig.machine.deadline() == pytest.approx(failures * after_s / 3)
+        rig.now = rig.machine.deadline() or 0.0
+        rig.feed(Woken())
+        rig.only(Open)
+    rig.feed(Unreachable(rig.machine._call, "refused"))
+    rig.only(ReadLog)
+
+
 def test_failover_in_exactly_its_order() -> None:
     """R-6.9-4, R-6.9-5, R-6.9-6, R-6.9-8, D-F2: read, fence, read again, tokens, open, name, assign."""
     rig = Rig(verifiers=2)

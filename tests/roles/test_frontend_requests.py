@@ -34,6 +34,7 @@ from tests.kit.api import (
 )
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+OUTPUT = f"/v1/sdcp/sessions/{'A' * 22}/output"
 USER = [{"role": "user", "content": "Hi"}]
 PROMPT = {"prompt": "Hi"}
 AB = tokenizer().encode("ab").ids
@@ -680,7 +681,7 @@ def test_any_request_is_answered_in_shape(tmp_path: Path) -> None:
             st.sampled_from([open_to_all, keyed]),
             st.sampled_from(["POST", "POST", "POST", "GET", "HEAD", "OPTIONS", "PUT"]),
             st.sampled_from(
-                [CHAT, COMPLETIONS, CHAT, COMPLETIONS, "/v1/models/%ff", "/ready", "/é"]
+                [CHAT, COMPLETIONS, CHAT, COMPLETIONS, OUTPUT, "/v1/models/%ff", "/ready", "/é"]
             ),
             bodies,
             fields,

@@ -8,13 +8,15 @@ import pytest
 
 from sdcpd.protocol.messages import Action, InstanceRole, Proposal, Sampling, SessionOpen
 from sdcpd.protocol.problems import NotFound, to_json
-from sdcpd.roles import output_reader
+from sdcpd.protocol.router import RouterSettings
 from sdcpd.roles.generation import GenerationError, GenerationRequest
 from sdcpd.roles.output_reader import OutputReader
 from sdcpd.transport.http import Request, Response
 from tests.kit.cluster import cluster
 from tests.roles.test_drafter import Rig
 from tests.roles.test_router import GREEDY, V0, Scripted
+
+BRISK = RouterSettings(switch_grace_s=0.2, failover_after_s=0.06)
 
 
 async def test_assignments_of_one_session_at_once_make_one_session() -> None:
@@ -35,7 +37,7 @@ class Restarted(Scripted):
     """Its verifier forgets its sessions once, and then takes its time to open them again."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(machine=BRISK)
         self.reads = 0
         self.may_open = asyncio.Event()
 
@@ -50,11 +52,8 @@ class Restarted(Scripted):
         return await super().verifier(request)
 
 
-async def test_a_restarted_verifier_is_given_time_to_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_restarted_verifier_is_given_time_to_open() -> None:
     """D-F1: while it computes the prompt's KV the front end's reads get 404 there."""
-    monkeypatch.setattr(output_reader, "ATTEMPT_PAUSE_S", 0.02)
     scripted = Restarted()
     try:
         await scripted.report(InstanceRole.VERIFIER, V0)
@@ -70,12 +69,9 @@ async def test_a_restarted_verifier_is_given_time_to_open(
         await scripted.cluster.aclose()
 
 
-async def test_output_that_died_with_its_verifier_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_output_that_died_with_its_verifier_is_an_error() -> None:
     """A session that has ended is not moved: who reads it must not wait for ever."""
-    monkeypatch.setattr(output_reader, "ATTEMPT_PAUSE_S", 0.02)
-    scripted = Scripted()
+    scripted = Scripted(machine=BRISK)
     try:
         await scripted.report(InstanceRole.VERIFIER, V0)
         reader = await scripted.cluster.router.generate(GREEDY)

@@ -33,9 +33,9 @@ GREEDY = GenerationRequest((1, 2), 8, (), Sampling(temperature_milli=0))
 class Scripted:
     """A cluster whose verifier and drafters note what they are asked and answer by script."""
 
-    def __init__(self) -> None:
+    def __init__(self, **router: object) -> None:
         self.cluster = Cluster()
-        self.cluster.add_router()
+        self.cluster.add_router(**router)
         self.seen: list[tuple[str, Message]] = []
         self.refuse_rule: int | None = None
         self.cluster.network[V0] = self.verifier

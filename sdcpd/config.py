@@ -39,6 +39,7 @@ from sdcpd.config_values import (
     S3Prefix,
     S3Region,
     Share,
+    Silence,
     Size,
     Template,
     TrustDomain,
@@ -142,6 +143,7 @@ class VerifierSection(Section):
     publish_kv: bool = False
     keep_kv: bool = True
     status_ttl: Duration = 3.0
+    engine_silence: Silence = 20.0
     model: ModelSection = ModelSection()
 
 
@@ -158,6 +160,7 @@ class DrafterSection(Section):
     keep_kv: bool = True
     status_interval: Duration = 1.0
     status_ttl: Duration = 3.0
+    engine_silence: Silence = 20.0
     model: ModelSection = ModelSection()
 
 

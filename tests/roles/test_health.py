@@ -131,7 +131,7 @@ async def threaded(lively: None) -> AsyncIterator[Cluster]:
 async def test_a_session_goes_on_elsewhere_when_its_verifiers_engine_hangs(
     threaded: Cluster,
 ) -> None:
-    """D-R1, R-6.9-9: withdrawn before anybody asks for it; and what comes of it late adds nothing."""
+    """D-R1: withdrawn before anybody asks for it; and what comes of it late adds nothing."""
     c = threaded
     reader = await c.router.generate(
         GenerationRequest(PROMPT, 60, (), Sampling(temperature_milli=0))

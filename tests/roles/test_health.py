@@ -16,12 +16,14 @@ from sdcpd.engine import worker
 from sdcpd.metrics import Metrics
 from sdcpd.protocol.commit_log import FenceRecord, encode_record
 from sdcpd.protocol.messages import InstanceRole, Sampling, Verdict
+from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.roles.health import CACHE_TROUBLE_S, Health, Level, cache_check, engine_check
 from sdcpd.roles.log_stalls import LogStalls
 from sdcpd.transport.http import Request, Response
+from tests.kit.answers import state_of
 from tests.kit.api import text_model
-from tests.kit.cluster import Cluster, cluster
+from tests.kit.cluster import ROUTER, Cluster, cluster
 from tests.kit.full_logs import BIG, filled
 from tests.kit.threaded_target import ThreadedTarget
 from tests.kit.verifier_wire import Wire
@@ -272,6 +274,33 @@ async def test_a_stall_is_over_with_the_next_record(wire: Wire) -> None:
     await until(lambda: wire.verifier.health.ready, "it is over")
     await asking
     assert isinstance(await wire.propose(wire.good(2)), Verdict)
+
+
+async def test_one_damaged_log_does_not_make_a_verifier_unready_that_serves_others(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdcpd.roles.verifier_session.STALL_RETRY_S", 0.01)
+    refused: list[Request] = []
+
+    async def damaged(request: Request) -> Response | None:
+        if not request.path.endswith(f"/{wire.log_name}"):
+            return None
+        refused.append(request)
+        return Response(503)
+
+    wire.mlc.before = damaged
+    asking = asyncio.ensure_future(wire.propose(wire.good(2)))
+    await until(lambda: not wire.verifier.health.ready, "as far as anybody knows")
+    other = b"another session!"
+    state_of(await wire.open(session=other, commit_log=f"{ROUTER}logs/{session_path_id(other)}"))
+    state_of(await wire.name(session=other))
+    found = await wire.propose(wire.model.text((1, 2, 3), 2), session=other)
+    assert isinstance(found, Verdict) and wire.verifier.health.ready
+    count = len(refused)
+    await until(lambda: len(refused) > count + 3, "the damaged one is tried on")
+    assert wire.verifier.health.ready
+    wire.mlc.before = None
+    await asking
 
 
 def test_a_log_that_is_damaged_is_its_sessions_trouble_alone() -> None:

@@ -12,7 +12,13 @@ from cli.endpoint import Endpoint, default_endpoint
 from cli.errors import EXIT_UNREACHABLE, CtlError
 from cli.text import duration, echo, table
 
-STATE_COLOURS = {"ready": "green", "loading": "yellow", "expired": "red", "gone": "bright_black"}
+STATE_COLOURS = {
+    "ready": "green",
+    "loading": "yellow",
+    "expired": "red",
+    "stuck": "red",
+    "gone": "bright_black",
+}
 HEADER = ("INSTANCE", "ROLE", "STATE", "LOAD", "QUEUE", "ACCEPT", "SESS", "SEEN", "BASE URI")
 RIGHT = (3, 4, 5, 6, 7)
 
@@ -63,9 +69,10 @@ def _router(answer: dict[str, Any]) -> list[str]:
     if rows:
         lines += table([HEADER, *rows], right=RIGHT)
     lines.append(_sessions(answer))
-    if not answer["ready"]:
-        lines.append(f"{_red('!')} not ready: {answer['reason']}")
-    return lines + [_remark(one) for one in answer["instances"] if one["state"] == "expired"]
+    lines += _troubles("", answer)
+    return lines + [
+        _remark(one) for one in answer["instances"] if one["state"] in ("expired", "stuck")
+    ]
 
 
 def _order(instance: dict[str, Any]) -> tuple[bool, bool, str]:
@@ -93,20 +100,30 @@ def _sessions(answer: dict[str, Any]) -> str:
     return f"Sessions {len(answer['sessions'])} open, {count} since start"
 
 
+def _troubles(who: str, answer: dict[str, Any]) -> list[str]:
+    """One line for each thing that is wrong with who answers."""
+    yellow = click.style("!", fg="yellow")
+    lines = [f"{_red('!')} {who}not ready: {one}" for one in answer.get("reasons", ())]
+    return lines + [f"{yellow} {who}degraded: {one}" for one in answer.get("degraded", ())]
+
+
 def _remark(instance: dict[str, Any]) -> str:
+    what = f"no status for {instance['seen_s']:.1f} s"
+    if instance["state"] == "stuck":
+        what = "it has withdrawn, because its engine does not go on"
     return (
-        f"{_red('!')} {instance['instance']}: no status for {instance['seen_s']:.1f} s.  "
-        f"Look at its log, at {instance['base_uri']}: "
+        f"{_red('!')} {instance['instance']}: {what}.  Look at its log, at {instance['base_uri']}: "
         f"journalctl -u 'sdcpd@{instance['role']}*' -n 50"
     )
 
 
 def _instance(answer: dict[str, Any]) -> list[str]:
     """A verifier or a drafter, asked itself."""
+    state = "" if answer.get("ready", True) else f"   {_red('not ready')}"
     load = f"   load {answer['load']}%" if "load" in answer else ""
     lines = [
-        f"{answer['role'].capitalize()} {answer['instance']}  up {duration(answer['up_s'])}{load}"
-        f"   {answer['base_uri']}   version {answer['version']}"
+        f"{answer['role'].capitalize()} {answer['instance']}  up {duration(answer['up_s'])}{state}"
+        f"{load}   {answer['base_uri']}   version {answer['version']}"
     ]
     counts = answer["counts"]
     if counts:
@@ -117,7 +134,7 @@ def _instance(answer: dict[str, Any]) -> list[str]:
         lines += table([[name.upper() for name in columns], *rows], right=(1, 2, 3))
     else:
         lines.append("no sessions")
-    return lines
+    return lines + _troubles(f"{answer['role']} {answer['name']} ", answer)
 
 
 def _red(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import faulthandler
 import logging
 import os
 import sys
@@ -118,6 +119,7 @@ def _run(config: Config, wanted: Sequence[Wanted]) -> int:
     from sdcpd.transport.tuning import tune_process
 
     set_up_logging(config.log.level)
+    faulthandler.enable()  # systemd's watchdog aborts: the log shows where each thread was
     tune_process()
     daemon = Daemon(config, [Instance(role, name, unit) for role, name, unit in wanted])
     try:

@@ -5,75 +5,26 @@ Whoever may open the socket may ask; its file mode and directory are the access 
 
 from __future__ import annotations
 
-import json
-import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import sdcpd
-from sdcpd.admin_logs import LogsAdmin, LogsRefused
+from sdcpd.admin_logs import LogsAdmin
+from sdcpd.admin_resources import AdminError, JsonResources
 from sdcpd.engine.api import KvUsage
-from sdcpd.engine.tokenizer import ChatTemplateError, TextModel
-from sdcpd.metrics import MEDIA_TYPE as METRICS_TYPE
+from sdcpd.engine.tokenizer import TextModel
 from sdcpd.metrics import Metrics
 from sdcpd.protocol.digest import output_digest
 from sdcpd.protocol.messages import InstanceRole, Sampling, Status
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.drafter import Drafter
-from sdcpd.roles.generation import GenerationError, GenerationRequest
+from sdcpd.roles.generation import GenerationRequest
 from sdcpd.roles.router import Router
 from sdcpd.roles.verifier import Verifier
-from sdcpd.transport.http import Request, Response
-
-log = logging.getLogger("sdcpd.admin")
-SCHEMA = "sdcpctl/v1"
-Resource = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
-class Admin(Protocol):
-    """Answers the requests of one instance's socket."""
-
-    async def handle(self, request: Request) -> Response: ...
-
-
-class AdminError(Exception):
-    """The request can't be met; one sentence for a person."""
-
-
-class _JsonResources:
-    """Dispatches `METHOD /path` to functions from JSON object to JSON object."""
-
-    def __init__(
-        self, resources: Mapping[tuple[str, str], Resource], *, metrics: Metrics | None = None
-    ) -> None:
-        """`metrics` is what GET /metrics shows, as Prometheus text."""
-        self._resources, self._metrics = resources, metrics
-
-    async def handle(self, request: Request) -> Response:
-        """Answer a request; never raises."""
-        if self._metrics is not None and (request.method, request.path) == ("GET", "/metrics"):
-            return Response(200, (("content-type", METRICS_TYPE),), self._metrics.text())
-        resource = self._resources.get((request.method, request.path))
-        if resource is None:
-            return _json(404, {"error": f"no such resource: {request.method} {request.path}"})
-        try:
-            body = json.loads(request.body) if request.body else {}
-        except ValueError as e:
-            return _json(400, {"error": f"the body is not JSON: {e}"})
-        try:
-            if not isinstance(body, dict):
-                raise AdminError("the body must be a JSON object")
-            return _json(200, {"schema": SCHEMA, **await resource(body)})
-        except (AdminError, ChatTemplateError, GenerationError, LogsRefused) as e:
-            return _json(409, {"error": str(e)})
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            return _json(500, {"error": "the request failed; see the log of the instance"})
-
-
-class RouterAdmin(_JsonResources):
+class RouterAdmin(JsonResources):
     """The router's socket: the cluster as it sees it, and texts for `sdcpd dev --once`."""
 
     def __init__(
@@ -90,12 +41,13 @@ class RouterAdmin(_JsonResources):
         self._name, self._router, self._text, self._api = name, router, text, api
         self._begun = time.monotonic()
         resources = {("GET", "/status"): self.status, ("POST", "/generate"): self.generate}
-        super().__init__(resources | (logs.resources if logs else {}), metrics=metrics)
+        super().__init__(
+            resources | (logs.resources if logs else {}), health=router.health, metrics=metrics
+        )
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Instances, sessions and counts."""
         now = time.monotonic()
-        readiness = self._router.readiness()
         instances = []
         for instance in self._router.board.all():
             status = instance.status
@@ -118,8 +70,8 @@ class RouterAdmin(_JsonResources):
             "base_uri": self._router.config.base_uri,
             "model": self._text.name,
             "api": self._api,
-            "ready": readiness.ready,
-            "reason": readiness.reason,
+            **self.readiness(),
+            "reason": self._router.readiness().reason,
             "instances": instances,
             "sessions": [
                 {
@@ -192,13 +144,14 @@ def _kv(usage: KvUsage | None) -> dict[str, int] | None:
     return None if usage is None else asdict(usage)
 
 
-class VerifierAdmin(_JsonResources):
+class VerifierAdmin(JsonResources):
     """A verifier's socket."""
 
     def __init__(self, name: str, verifier: Verifier, *, metrics: Metrics | None = None) -> None:
         self._name, self._verifier = name, verifier
         self._begun = time.monotonic()
-        super().__init__({("GET", "/status"): self.status}, metrics=metrics)
+        resources = {("GET", "/status"): self.status}
+        super().__init__(resources, health=verifier.health, metrics=metrics)
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Sessions and counts."""
@@ -207,6 +160,7 @@ class VerifierAdmin(_JsonResources):
             **_about("verifier", self._name, self._begun),
             "base_uri": verifier.config.base_uri,
             "instance": verifier.instance,
+            **self.readiness(),
             "load": verifier.load(),
             "engine": verifier.status().engine,
             "kv": _kv(verifier.kv_usage()),
@@ -226,13 +180,14 @@ class VerifierAdmin(_JsonResources):
         }
 
 
-class DrafterAdmin(_JsonResources):
+class DrafterAdmin(JsonResources):
     """A drafter's socket."""
 
     def __init__(self, name: str, drafter: Drafter, *, metrics: Metrics | None = None) -> None:
         self._name, self._drafter = name, drafter
         self._begun = time.monotonic()
-        super().__init__({("GET", "/status"): self.status}, metrics=metrics)
+        resources = {("GET", "/status"): self.status}
+        super().__init__(resources, health=drafter.health, metrics=metrics)
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Sessions and counts."""
@@ -240,6 +195,7 @@ class DrafterAdmin(_JsonResources):
         return {
             **_about("drafter", self._name, self._begun),
             "base_uri": drafter.config.base_uri,
+            **self.readiness(),
             "kv": _kv(drafter.kv_usage()),
             "instance": drafter.instance,
             "sessions": [
@@ -257,8 +213,8 @@ class DrafterAdmin(_JsonResources):
 
 
 def _state(status: Status, *, fresh: bool) -> str:
-    if status.ttl_ms == 0:
-        return "gone"  # it has withdrawn (D-R1)
+    if status.ttl_ms == 0:  # it has withdrawn (D-R1): at its end, or because it is stuck
+        return "stuck" if status.ready is False else "gone"
     if not fresh:
         return "expired"
     return "loading" if status.ready is False else "ready"
@@ -271,8 +227,3 @@ def _about(role: str, name: str, begun: float) -> dict[str, Any]:
         "version": sdcpd.__version__,
         "up_s": round(time.monotonic() - begun, 1),
     }
-
-
-def _json(status: int, value: dict[str, Any]) -> Response:
-    octets = json.dumps(value, ensure_ascii=False).encode() + b"\n"
-    return Response(status, (("content-type", "application/json"),), octets)

@@ -39,6 +39,7 @@ from sdcpd.config_values import (
     S3Prefix,
     S3Region,
     Share,
+    Silence,
     Size,
     Template,
     TrustDomain,
@@ -143,6 +144,7 @@ class VerifierSection(Section):
     publish_kv: bool = False
     keep_kv: bool = True
     status_ttl: Duration = 3.0
+    engine_silence: Silence = 20.0
     model: ModelSection = ModelSection()
 
 
@@ -159,6 +161,7 @@ class DrafterSection(Section):
     keep_kv: bool = True
     status_interval: Duration = 1.0
     status_ttl: Duration = 3.0
+    engine_silence: Silence = 20.0
     model: ModelSection = ModelSection()
 
 

@@ -15,6 +15,7 @@ from sdcpd.protocol.uris import normalize_base_uri
 from sdcpd.units import duration_or_never_s, duration_s, percent, rate_per_s, size_octets
 from tiers.sizes import LMDB_BYTES_MAX
 
+SILENCE_S_MIN = 2.0
 _STANDS_FOR = ("role", "name", "instance")
 
 
@@ -168,6 +169,12 @@ def _more_than_zero(value: float) -> float:
     return value
 
 
+def _longer_than_a_beat(value: float) -> float:
+    if value < SILENCE_S_MIN:
+        raise ValueError("must be at least 2s: an engine that is idle is heard of once a second")
+    return value
+
+
 def _at_least(least: int, text: str) -> Callable[[int], int]:
     def check(value: int) -> int:
         if value < least:
@@ -192,6 +199,7 @@ Positive = AfterValidator(_more_than_zero)
 Duration = Annotated[float, BeforeValidator(duration_s), Positive]
 DurationOrZero = Annotated[float, BeforeValidator(duration_s)]
 DurationOrNever = Annotated[float | None, BeforeValidator(duration_or_never_s)]
+Silence = Annotated[Duration, AfterValidator(_longer_than_a_beat)]
 Size = Annotated[int, BeforeValidator(size_octets), Positive]
 Rate = Annotated[float, BeforeValidator(rate_per_s), Positive]
 ObjectSize = Annotated[Size, AfterValidator(_at_least(64 << 10, "64KiB"))]

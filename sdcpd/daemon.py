@@ -18,6 +18,7 @@ from sdcpd.engine.tokenizer import TextModel
 from sdcpd.engines import draft_engine, target_engine, text_model
 from sdcpd.metrics import Metrics
 from sdcpd.parts import Instance, Parts, StartError, reason
+from sdcpd.roles.health import Level
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.status import instance_name
 from sdcpd.stores import Stores
@@ -97,9 +98,11 @@ class Daemon:
         self._parts.tasks.spawn(self._parts.certificates.watch(), name="certificates")
         self._ready = True
         service.notify("READY=1")
+        self._parts.tasks.spawn(service.keep_watch(self._parts.healths.values()), name="watch")
         log.info("ready: %s", ", ".join(i.label for i in self._instances))
 
     async def _start(self, instance: Instance, objects: Tier) -> None:
+        self._parts.health(instance).watch("cache", Level.DEGRADED, self._stores.cache_check)
         try:
             match instance.role:
                 case "router":
@@ -143,6 +146,7 @@ class Daemon:
             peers=self._parts.peers,
             mlc=mlc,
             records=sessions,
+            health=self._parts.health(instance),
         )
         self._parts.stack.push_async_callback(router.aclose)
         router.restore()
@@ -192,6 +196,7 @@ class Daemon:
             name=instance_name(instance.name),
             status_ttl_s=section.status_ttl,
             kv_tier=objects if section.keep_kv else None,
+            health=self._parts.health(instance),
         )
         self._parts.stack.push_async_callback(verifier.aclose)
         metrics = Metrics("verifier", verifier.rounds)
@@ -230,6 +235,7 @@ class Daemon:
             name=instance_name(instance.name),
             kv_tier=objects if section.keep_kv else None,
             kv_owner=self._parts.name_of(identity),
+            health=self._parts.health(instance),
         )
         self._parts.stack.push_async_callback(drafter.aclose)
         metrics = Metrics("drafter", drafter.rounds)

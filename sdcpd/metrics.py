@@ -38,10 +38,13 @@ class Metrics:
         """Requests for objects that came through shared memory."""
         self.kv: Callable[[], KvUsage | None] | None = None
         """How the engine's memory for keys and values is used."""
+        self.ready: Callable[[], bool] | None = None
+        """Whether the instance can serve."""
         self._registry = CollectorRegistry()
         self._registry.register(_Tls(role, self))
         self._registry.register(_Kv(role, self))
         self._registry.register(_Loop(role))
+        self._registry.register(_Ready(role, self))
         if rounds is not None:
             self._registry.register(_Rounds(role, rounds))
 
@@ -126,6 +129,21 @@ class _Loop(_Collector):
         tasks = GaugeMetricFamily("sdcp_tasks", "Tasks of the event loop.", labels=("role",))
         tasks.add_metric([self._role], len(asyncio.all_tasks()))
         yield tasks
+
+
+class _Ready(_Collector):
+    """Whether the instance can serve."""
+
+    def __init__(self, role: str, metrics: Metrics) -> None:
+        super().__init__(role)
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """1 or 0, as GET /ready says."""
+        if self._metrics.ready is not None:
+            gauge = GaugeMetricFamily("sdcp_ready", "1 if it can serve now.", labels=("role",))
+            gauge.add_metric([self._role], float(self._metrics.ready()))
+            yield gauge
 
 
 class _Kv(_Collector):

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from sdcpd import settings
-from sdcpd.admin import Admin
+from sdcpd.admin_resources import Admin
 from sdcpd.certificates import Certificates
 from sdcpd.config import Config
 from sdcpd.metrics import Metrics
 from sdcpd.protocol.messages import Status
 from sdcpd.protocol.uris import base_uri_equal
 from sdcpd.roles.base import Listener
+from sdcpd.roles.health import Health
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.status import StatusReporter
 from sdcpd.roles.tasks import Tasks
@@ -80,6 +81,12 @@ class Parts:
         self._identities: dict[str, TlsIdentity] = {}
         self.on_fatal: Callable[[str], None] = log.critical
         """Told why the process must end."""
+        self.healths: dict[str, Health] = {}
+        """Of each instance, by its label."""
+
+    def health(self, instance: Instance) -> Health:
+        """The one health of an instance."""
+        return self.healths.setdefault(instance.label, Health(instance.label))
 
     def identity(self, instance: Instance) -> TlsIdentity:
         """Load an instance's certificate, once; raises IdentityError, also for a wrong role."""
@@ -170,6 +177,7 @@ class Parts:
             on_refused=metrics.refused,
         )
         metrics.expiry_s = lambda: identity.not_after.timestamp()
+        metrics.ready = lambda: self.health(instance).ready
         self.certificates.on_renewal(identity, server.drain_connections)
         try:
             await server.start()

@@ -138,6 +138,7 @@ def verifier_config(section: VerifierSection) -> VerifierConfig:
         output_wait_s=section.output_wait,
         enforcing_logs=section.enforcing_logs,
         publish_kv=section.publish_kv,
+        engine_silence_s=section.engine_silence,
     )
 
 
@@ -147,6 +148,7 @@ def drafter_config(section: DrafterSection) -> DrafterConfig:
         section.base_uri,
         machine=DrafterSettings(section.m, predraft=section.predraft),
         status_ttl_s=section.status_ttl,
+        engine_silence_s=section.engine_silence,
     )
 
 

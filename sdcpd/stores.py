@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sdcpd import settings
 from sdcpd.protocol.problems import WrongRole
+from sdcpd.roles.health import Check, Level, cache_check
 from sdcpd.roles.prefix_kv import draft_kind
 from sdcpd.transport.http import Request
 from tiers.api import LogStore, Records, Tier
@@ -16,6 +17,7 @@ from tiers.build import build_objects, open_etcd_logs, open_etcd_records, open_l
 from tiers.folder import Folder
 from tiers.lmdb_records import LmdbRecords
 from tiers.resource import MlcResource
+from tiers.watched import WatchedLogs, WatchedRecords
 
 if TYPE_CHECKING:
     from sdcpd.parts import Instance, Parts
@@ -32,6 +34,8 @@ class Stores:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.cache_check: Check = lambda: None
+        """Of the process's one cache."""
 
     async def objects_tier(self, first: Instance) -> Tier:
         """The process's one cache, named after its first instance, which it asks others as.
@@ -43,6 +47,7 @@ class Stores:
         client = self._parts.client(self._parts.identity(first)) if remote else None
         tier = await build_objects(specs, client=client)
         self._parts.stack.push_async_callback(tier.aclose)
+        self.cache_check = cache_check(tier.stats)
         return tier
 
     async def logs(self, instance: Instance) -> LogStore:
@@ -55,7 +60,27 @@ class Stores:
                 instance.fill(self._parts.config.mlc.log_path), self._parts.config.mlc.log_size
             )
         self._parts.stack.push_async_callback(store.aclose)
-        return store
+        logs = WatchedLogs(store, **self._noted(instance, "commit logs"))
+        self._parts.run_until_closed(logs.run(), name="commit logs")
+        return logs
+
+    def _noted(self, instance: Instance, name: str) -> dict[str, Any]:
+        """What is told when a store of the router fails, and when it works again."""
+        health, mlc = self._parts.health(instance), self._parts.config.mlc
+        where, hint = "etcd", "see [mlc.etcd]"
+        if mlc.commit_log == "lmdb":
+            where, hint = str(instance.fill(mlc.log_path)), "see that disk and [mlc] log_size"
+
+        def failed(why: str) -> None:
+            text = f"the {name} in {where} cannot be used, and no text is written without them"
+            health.note(name, Level.UNREADY, f"{text}: {why}; {hint}")
+
+        return {"failed": failed, "worked": lambda: health.clear(name)}
+
+    def _watched(self, instance: Instance, records: Records) -> Records:
+        watched = WatchedRecords(records, **self._noted(instance, "records of open sessions"))
+        self._parts.run_until_closed(watched.run(), name="records")
+        return watched
 
     async def records(self, instance: Instance) -> tuple[Records, Records]:
         """What a router must find again after a restart; raises TierError.
@@ -74,9 +99,10 @@ class Stores:
             )
             self._parts.stack.push_async_callback(store.aclose)
             self._parts.run_until_closed(store.owner.watch(), name="owner of records")
-            return store.sessions, store.ended
+            return self._watched(instance, store.sessions), store.ended
         sessions = self._records(path / "sessions", bytes_max=SESSIONS_BYTES_MAX)
-        return sessions, self._records(path / "ended", bytes_max=ENDED_BYTES_MAX)
+        ended = self._records(path / "ended", bytes_max=ENDED_BYTES_MAX)
+        return self._watched(instance, sessions), ended
 
     def _records(self, path: Path, *, bytes_max: int) -> LmdbRecords:
         records = LmdbRecords(path, map_bytes=bytes_max, setting="[mlc] log_path")

@@ -106,6 +106,8 @@ def test_an_empty_file_has_every_default() -> None:
         ("verifier", "output_wait = 10", 'verifier.output_wait = 10: needs a unit, for example "3s"'),
         ("verifier", 'output_wait = "ten"', 'must be a number with a unit (ms, s, min, h, d), as in "3s"'),
         ("verifier", 'output_wait = "0s"', "must be more than 0"),
+        ("verifier", 'engine_silence = "1s"', "must be at least 2s: an engine that is idle"),
+        ("drafter", 'engine_silence = "0s"', "must be more than 0"),
         ("verifier", 'self_decode_after = "soon"', 'must be a number with a unit'),
         ("verifier", 'round_rate = "200"', 'must be a number with a unit (/s, /min), as in "200/s"'),
         ("verifier", "batch_rows = 100", "verifier.batch_rows = 100: must be a multiple of 16"),

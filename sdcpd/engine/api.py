@@ -172,6 +172,12 @@ class TargetEngine(Protocol):
     def pass_s(self) -> float:
         """Smoothed duration of a target pass in seconds (0 before the first)."""
 
+    def silence_s(self) -> float:
+        """For how many seconds its thread has shown no sign of life; 0 if it has none.
+
+        An idle thread shows one about once a second, one that works after each pass.
+        """
+
     async def aclose(self) -> None: ...
 
 
@@ -241,13 +247,16 @@ class DraftEngine(Protocol):
     def kv_usage(self) -> KvUsage | None:
         """As TargetEngine.kv_usage."""
 
+    def silence_s(self) -> float:
+        """As TargetEngine.silence_s."""
+
     def forget(self, session: bytes) -> None: ...
 
     async def aclose(self) -> None: ...
 
 
 class WithoutKv:
-    """What a DraftEngine without keys and values says of them."""
+    """What a DraftEngine without keys and values, and a thread for them, says of both."""
 
     kv_fingerprint: bytes | None = None
 
@@ -265,3 +274,7 @@ class WithoutKv:
     def kv_usage(self) -> KvUsage | None:
         """None: there is no such memory."""
         return None
+
+    def silence_s(self) -> float:
+        """0: there is no such thread."""
+        return 0.0

@@ -188,6 +188,10 @@ class ModelDrafter:
         """See DraftEngine."""
         return self.worker.kv_usage()
 
+    def silence_s(self) -> float:
+        """See DraftEngine."""
+        return self.worker.silence_s()
+
     def forget(self, session: bytes) -> None:
         """See DraftEngine."""
         self.worker.forget(session)

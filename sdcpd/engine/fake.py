@@ -183,6 +183,10 @@ class FakeTarget:
         """See TargetEngine."""
         self._prefixes.pop((session, epoch), None)
 
+    def silence_s(self) -> float:
+        """See TargetEngine; there is no thread."""
+        return 0.0
+
     def pass_s(self) -> float:
         """See TargetEngine."""
         return self._pass_time_s
@@ -256,6 +260,10 @@ class FakeDrafter:
     def kv_usage(self) -> KvUsage | None:
         """None: nothing is computed."""
         return None
+
+    def silence_s(self) -> float:
+        """See DraftEngine; there is no thread."""
+        return 0.0
 
     def evict(self, session: bytes) -> None:
         """Have a session make room, for tests."""

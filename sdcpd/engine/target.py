@@ -197,6 +197,10 @@ class LlamaTarget:
         """See TargetEngine."""
         return self.worker.pass_s
 
+    def silence_s(self) -> float:
+        """See TargetEngine."""
+        return self.worker.silence_s()
+
     async def aclose(self) -> None:
         """See TargetEngine."""
         await self.worker.aclose()

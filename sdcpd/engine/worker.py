@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 
 OVERTAKEN_MAX = 16  # sessions that go before one that waits for more memory than they need
+IDLE_S = 1.0  # how often a thread without work shows that it lives
 PARKED_S = 0.05  # how often parked work is looked at where nothing ends
 
 
@@ -72,6 +73,10 @@ class Worker:
         until = None if room_within_s is None else time.monotonic() + room_within_s
         self._inbox.put(Ticket(job, future, until))
         return await future
+
+    def silence_s(self) -> float:
+        """For how many seconds the thread has shown no sign of life."""
+        return max(0.0, time.monotonic() - self.beat)
 
     def kv_usage(self) -> KvUsage:
         """How the memory for KV is used, at a moment near now."""
@@ -147,7 +152,7 @@ class Worker:
 
     def _collect(self) -> bool:
         """Take in what has arrived; blocks when there is nothing to do. False to stop."""
-        wait_s = self._due_s() if self._waiting else PARKED_S if self._parked else 1.0
+        wait_s = self._due_s() if self._waiting else PARKED_S if self._parked else IDLE_S
         while True:
             try:
                 item = self._inbox.get(block=wait_s > 0, timeout=wait_s or None)
@@ -243,7 +248,8 @@ class Worker:
             for one in chosen:
                 self._pass([one])
             return
-        spent = time.monotonic() - begin
+        self.beat = time.monotonic()
+        spent = self.beat - begin
         self.passes += 1
         self._pace.passed(spent, rounds=len(chosen) - len(prefill), prefill_rows=sum(prefill))
         self.pass_s = spent if self.pass_s == 0 else 0.9 * self.pass_s + 0.1 * spent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sdcpd.engine.api import DraftEngine, KvUsage
 from sdcpd.protocol.codec import decode
@@ -33,6 +33,7 @@ from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
 from sdcpd.roles.counts import RoundCounts
 from sdcpd.roles.drafter_session import DraftContext, DraftingSession
+from sdcpd.roles.health import Health, Level, engine_check
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.prefix_kv import PrefixKv, draft_kind
@@ -57,6 +58,8 @@ class DrafterConfig:
     base_uri: str
     machine: DrafterSettings = field(default_factory=DrafterSettings)
     status_ttl_s: float = 3.0
+    engine_silence_s: float = 20.0
+    """How long the engine's thread may show no sign of life."""
     verify_s: float = 0.03
     """Expected time of a round before one was measured."""
 
@@ -76,6 +79,7 @@ class Drafter:
         name: str,
         kv_tier: Tier | None = None,
         kv_owner: str = "",
+        health: Health | None = None,
     ) -> None:
         """`kv_tier` keeps KV for later texts that begin alike; None keeps none.
 
@@ -83,6 +87,10 @@ class Drafter:
         """
         self.config = config
         self.instance = name
+        self.health = health or Health(name)
+        self.health.watch(
+            "engine", Level.WEDGED, engine_check(engine.silence_s, config.engine_silence_s)
+        )
         self.counts: Counter[str] = Counter()
         self.rounds = RoundCounts()
         self._engine, self._client, self._objects = engine, client, objects
@@ -124,9 +132,13 @@ class Drafter:
             self._tasks.spawn(kept, name=f"evicted {session.label}")
 
     def status(self) -> Status:
-        """The report to the routers; what was dropped is told once (D-R7, D-Z5)."""
+        """The report to the routers; withdrawn while the engine is stuck (D-R1).
+
+        What was dropped is told once (D-R7, D-Z5).
+        """
         dropped, self._dropped = self._dropped[:DROPPED_MAX], self._dropped[DROPPED_MAX:]
-        return self._status(dropped=tuple(dropped) or None, hints=True)
+        status = self._status(dropped=tuple(dropped) or None, hints=True)
+        return replace(status, ttl_ms=0, ready=False) if self.health.wedged else status
 
     def kv_usage(self) -> KvUsage | None:
         """How the engine's memory for keys and values is used; None if it has none."""

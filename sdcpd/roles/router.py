@@ -31,6 +31,7 @@ from sdcpd.roles.generation import (
     Readiness,
     SessionOutput,
 )
+from sdcpd.roles.health import Health, Level
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.output_reader import OutputReader
 from sdcpd.roles.peers import Identity, PeerTable
@@ -42,6 +43,7 @@ from tiers.api import Records
 
 log = logging.getLogger("sdcpd.router")
 WATCH_S = 0.1  # how often expired statuses are looked for; a fraction of any ttl
+VERIFIERS = "verifiers"  # of the router's troubles: that there is none
 ENDED_MAX = 1024  # ended sessions remembered so that late events are answered
 
 
@@ -57,9 +59,12 @@ class Router:
         peers: PeerTable,
         mlc: Mlc | None,
         records: Records | None = None,
+        health: Health | None = None,
     ) -> None:
         """Without `records` the open sessions do not survive this process (D-F5)."""
         self.config = config
+        self.health = health or Health("router")
+        self.health.watch(VERIFIERS, Level.UNREADY, self._without_verifier)
         self.counts: Counter[str] = Counter()
         self.board = Board(config.permitted, trust_all=config.trust_drafters)
         self._client, self._objects = client, objects
@@ -147,9 +152,20 @@ class Router:
 
     def readiness(self) -> Readiness:
         """Whether a text can be generated now."""
-        if self.board.choose_verifier(now=time.monotonic()) is None:
-            return Readiness(False, "no verifier has reported; is one running, and is it allowed?")
-        return Readiness(True, "ready")
+        reasons = [
+            # Clients are told what, and not where it lies, which the admin socket tells.
+            one.text if one.name == VERIFIERS else f"the {one.name} cannot be used now"
+            for one in self.health.troubles()
+            if one.level >= Level.UNREADY
+        ]
+        return Readiness(not reasons, "; ".join(reasons) or "ready")
+
+    def _without_verifier(self) -> str | None:
+        if self.board.choose_verifier(now=time.monotonic()) is not None:
+            return None
+        if any(one.status.role == InstanceRole.VERIFIER for one in self.board.all()):
+            return "no verifier is ready; sdcpctl status says which there were"
+        return "no verifier has reported; is one running, and is it allowed?"
 
     async def generate(self, request: GenerationRequest) -> OutputReader:
         """Open a session for a text; raises GenerationError."""
@@ -220,7 +236,9 @@ class Router:
         appeared = self.board.status(base, role) is None
         restarted = self.board.report(base, status, now=now)
         gone = not self.board.fresh(base, role, now=now)
-        if restarted or gone:
+        # One that is stuck withdraws again and again: what was lost with it is lost once.
+        left = gone and self._alive.get((base, role)) is not False
+        if restarted or left:
             self._lost(base, role, "it has restarted" if restarted else "it has withdrawn")
         if appeared and role is InstanceRole.VERIFIER:
             for one in self.sessions:

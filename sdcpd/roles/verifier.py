@@ -49,6 +49,8 @@ from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
 from sdcpd.roles.counts import RoundCounts
 from sdcpd.roles.events import EventSender
+from sdcpd.roles.health import Health, Level, engine_check
+from sdcpd.roles.log_stalls import LogStalls
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.prefix_kv import PrefixKv
@@ -80,6 +82,8 @@ class VerifierConfig:
     enforcing_logs: bool = False
     publish_kv: bool = False
     """Whether the KV of long prompts is written to the router's cache."""
+    engine_silence_s: float = 20.0
+    """How long the engine's thread may show no sign of life."""
     load: int | None = None
     """Pins the load reading, for tests (D-K9)."""
 
@@ -99,10 +103,15 @@ class Verifier:
         name: str,
         status_ttl_s: float,
         kv_tier: Tier | None = None,
+        health: Health | None = None,
     ) -> None:
         """`kv_tier` keeps KV for later prompts that begin alike; None keeps none."""
         self.config = config
         self.instance = name
+        self.health = health or Health(name)
+        self.health.watch(
+            "engine", Level.WEDGED, engine_check(engine.silence_s, config.engine_silence_s)
+        )
         self.counts: Counter[str] = Counter()
         self.rounds = RoundCounts()
         self._engine, self._client, self._objects = engine, client, objects
@@ -149,6 +158,7 @@ class Verifier:
             lower=lambda: self.load() > LOAD_HIGH,
             observe=self._observe,
             ended=self._serving.discard,
+            stalls=LogStalls(self.health),
             round_wait_s=ROUND_WAIT_S,
         )
         self.listener = Listener(config.base_uri, self._routes(), peers=peers, mlc=mlc)
@@ -192,17 +202,18 @@ class Verifier:
         return min(100, 100 * busy // self.config.max_sessions)
 
     def status(self) -> Status:
-        """The report to the routers (D-R7, D-Z5)."""
+        """The report to the routers (D-R7, D-Z5); withdrawn while the engine is stuck (D-R1)."""
         info = self._engine.info
+        stuck = self.health.wedged is not None
         return Status(
             instance=self.instance,
             role=InstanceRole.VERIFIER,
             load=self.load(),
             queue=self._busy(),
-            ttl_ms=int(self._status_ttl_s * 1000),
+            ttl_ms=0 if stuck else int(self._status_ttl_s * 1000),
             engine=info.fingerprint,
             model=info.model,
-            ready=True,
+            ready=not stuck,
             rules=tuple(int(rule) for rule in RULES),
             vocab=info.vocab,
         )

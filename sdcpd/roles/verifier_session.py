@@ -46,6 +46,7 @@ from sdcpd.protocol.verifier_io import (
 )
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable, Outcome
 from sdcpd.roles.events import EventSender
+from sdcpd.roles.log_stalls import LogStalls
 from sdcpd.roles.objects import NotTrusted, ObjectGone, Objects, ObjectTooLarge
 from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.target_kv import TargetKv
@@ -69,6 +70,7 @@ class SessionContext:
     lower: Callable[[], bool]
     observe: Callable[[RoundDone], None]
     ended: Callable[[ServedSession], None]
+    stalls: LogStalls
     round_wait_s: float
 
 
@@ -271,8 +273,20 @@ class ServedSession:
             )
 
     async def _append(self, work: int, record: CommitRecord) -> None:
+        try:
+            outcome = await self._appended(work, record)
+        finally:
+            self._context.stalls.over(self._log.uri, self)
+        if outcome is Outcome.COMMITTED:
+            self.step(Appended(work, self._context.load(), self._context.lower()))
+        else:
+            log.warning("session %s: fenced, its round is discarded", self.label)
+            self.step(AppendFenced(work))
+
+    async def _appended(self, work: int, record: CommitRecord) -> Outcome:
         """Append until the outcome is known (D-P16)."""
         outcome, stalled, begun = Outcome.UNKNOWN, False, False
+        stalls, noted = self._context.stalls, False
         while outcome is Outcome.UNKNOWN and not self.machine.fenced:
             try:
                 outcome = await (self._log.settle(record) if begun else self._log.append(record))
@@ -281,17 +295,16 @@ class ServedSession:
                 begun = outcome is Outcome.UNKNOWN
             except LogUnavailable as e:
                 log.warning("session %s: %s", self.label, e)
-                begun = True
+                stalls.failed(self._log.uri, self, str(e), first=not noted)
+                begun = noted = True
             if outcome is Outcome.UNKNOWN:
                 if not stalled:
                     stalled = True
                     self.step(AppendStalled(work))
                 await asyncio.sleep(STALL_RETRY_S)  # backoff while the log does not answer
         if outcome is Outcome.COMMITTED:
-            self.step(Appended(work, self._context.load(), self._context.lower()))
-        else:
-            log.warning("session %s: fenced, its round is discarded", self.label)
-            self.step(AppendFenced(work))
+            stalls.worked(self._log.uri)
+        return outcome
 
     async def _fetch_rows(self, action: FetchRows) -> None:
         vocab = self._context.engine.info.vocab

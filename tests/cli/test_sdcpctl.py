@@ -20,7 +20,8 @@ import sdcpd
 from cli import endpoint as endpoints
 from cli.__main__ import main
 from cli.text import duration, table
-from sdcpd.admin_client import dev_state_path
+from sdcpd.admin_client import AdminRefused, dev_state_path
+from sdcpd.admin_client import ask as ask_socket
 from tests.kit.by_hand import sdcpctl
 
 ROUTER = {
@@ -33,7 +34,9 @@ ROUTER = {
     "model": "tiny",
     "api": None,
     "ready": False,
-    "reason": "no verifier has reported",
+    "reason": "no verifier has reported; the cache fails",
+    "reasons": ["no verifier has reported", "the disk of the commit logs is full"],
+    "degraded": ["the cache fails"],
     "instances": [
         {
             "instance": "d0.ab",
@@ -181,9 +184,61 @@ def test_the_table(tmp_path: Path) -> None:
         "d0.ab     drafter   expired     -      -    0.78     2  12.1s  https://gpu3:7444/",
         "Sessions 0 open, 7 since start",
         "! not ready: no verifier has reported",
+        "! not ready: the disk of the commit logs is full",
+        "! degraded: the cache fails",
         "! d0.ab: no status for 12.1 s.  Look at its log, at https://gpu3:7444/: "
         "journalctl -u 'sdcpd@drafter*' -n 50",
     ]
+
+
+def test_an_instance_that_is_stuck_is_told_from_one_that_has_ended(tmp_path: Path) -> None:
+    one, other = ROUTER["instances"]  # type: ignore[misc]
+    instances = [{**one, "state": "gone"}, {**other, "state": "stuck"}]  # type: ignore[dict-item]
+    shown = ask(tmp_path, answer_of({**ROUTER, "instances": instances})).output.splitlines()
+    assert [line for line in shown if line.startswith(("! d0", "! v0"))] == [
+        "! v0.cd: it has withdrawn, because its engine does not go on.  Look at its log, at "
+        "https://gpu1:7443/: journalctl -u 'sdcpd@verifier*' -n 50"
+    ]
+
+
+VERIFIER = {
+    "schema": "sdcpctl/v1",
+    "role": "verifier",
+    "name": "v0",
+    "instance": "v0.cd",
+    "version": "0.1.0",
+    "up_s": 5.0,
+    "base_uri": "https://gpu1:7443/",
+    "load": 3,
+    "sessions": [],
+    "counts": {},
+}
+
+
+def test_an_instance_says_itself_what_is_wrong(tmp_path: Path) -> None:
+    state = {"ready": False, "reasons": ["the engine hangs"], "degraded": ["the cache fails"]}
+    assert ask(tmp_path, answer_of(VERIFIER | state)).output.splitlines() == [
+        "Verifier v0.cd  up 5s   not ready   load 3%   https://gpu1:7443/   version 0.1.0",
+        "no sessions",
+        "! verifier v0 not ready: the engine hangs",
+        "! verifier v0 degraded: the cache fails",
+    ]
+
+
+def test_one_of_an_older_version_is_shown_as_ever(tmp_path: Path) -> None:
+    assert ask(tmp_path, answer_of(VERIFIER)).output.splitlines() == [
+        "Verifier v0.cd  up 5s   load 3%   https://gpu1:7443/   version 0.1.0",
+        "no sessions",
+    ]
+
+
+def test_not_ready_is_a_refusal_with_its_reason(tmp_path: Path) -> None:
+    """As a script asks for it: GET /ready at the admin socket."""
+    octets = answer_of({"ready": False, "error": "not ready: the disk is full"}, "503 Oops")
+    answering = Answering(tmp_path / "a.sock", octets)
+    with pytest.raises(AdminRefused, match=r"^not ready: the disk is full$"):
+        ask_socket(tmp_path / "a.sock", "GET", "/ready")
+    answering.close()
 
 
 def test_colour_on_a_terminal_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

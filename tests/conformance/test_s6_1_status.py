@@ -113,6 +113,20 @@ async def test_only_the_instance_itself_reports(rig: RouterRig) -> None:
     assert await chosen(rig) == rig.d0.base  # what was refused has changed nothing
 
 
+async def test_one_that_withdraws_again_and_again_is_lost_once(rig: RouterRig) -> None:
+    """D-R1: a drafter whose engine hangs says so with each report, until it can go on."""
+    await rig.running()
+    for _ in range(3):
+        assert await rig.report("d0", ttl_ms=0, ready=False) == 204
+    machine = rig.session.machine
+    assert (machine.drafter, machine._fruitless) == (None, 1)
+    assert await rig.report("d0") == 204
+    await rig.d0.next("POST", "assignments")
+    await rig.until(lambda: machine.drafter == rig.d0.base)
+    (d0,) = [one for one in rig.router.board.all() if one.base == rig.d0.base]
+    assert list(d0.names) == ["d0.1"], "it is the same process"
+
+
 async def test_repeated_reports_are_answered_alike(rig: RouterRig) -> None:
     """R-5.1-15: 204 without content, first time and repeated."""
     assert [await rig.report("d0") for _ in range(3)] == [204] * 3

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from sdcpd.engine.api import DraftEngine
+from sdcpd.engine.api import DraftEngine, TargetEngine
 from sdcpd.engine.fake import FakeDrafter, FakeModel, FakeTarget
 from sdcpd.protocol.drafter import DrafterSettings
 from sdcpd.protocol.messages import Sampling
@@ -17,6 +17,7 @@ from sdcpd.roles.base import Mlc
 from sdcpd.roles.contracts import RouterConfig
 from sdcpd.roles.drafter import Drafter, DrafterConfig
 from sdcpd.roles.generation import GenerationRequest
+from sdcpd.roles.health import Health
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.router import Router
@@ -58,8 +59,10 @@ class Cluster:
         """A client that others see as that instance."""
         return LoopbackClient(self.network, peer(role, name, base))
 
-    def add_router(self, **config: object) -> Router:
-        """The one router, with the MLC and the commit logs."""
+    def add_router(
+        self, *, mlc: Mlc | None = None, health: Health | None = None, **config: object
+    ) -> Router:
+        """The one router, with the MLC and the commit logs; in memory unless one is given."""
         client = self.client("router", "r0", ROUTER)
         settings = config.pop("machine", RouterSettings(switch_grace_s=0.2))
         self.router = Router(
@@ -72,8 +75,9 @@ class Cluster:
             client=client,
             objects=Objects(client, bases=(ROUTER,), own=ROUTER),
             peers=PEERS,
-            mlc=self.mlc,
+            mlc=mlc or self.mlc,
             records=self.records,
+            health=health,
         )
         self.router.restore()
         self.network[ROUTER] = self.router.listener.handle
@@ -87,6 +91,7 @@ class Cluster:
         pass_time_s: float = 0.0,
         mlc: Mlc | None = None,
         kv_tier: Tier | None = None,
+        engine: TargetEngine | None = None,
         **config: object,
     ) -> Verifier:
         """A verifier of the cluster's model; its cache is in memory unless one is given."""
@@ -95,7 +100,7 @@ class Cluster:
         settings = config.pop("machine", VerifierSettings(0.1, 1.0))
         verifier = Verifier(
             VerifierConfig(base, ROUTER, machine=settings, enforcing_logs=True, **config),  # type: ignore[arg-type]
-            engine=FakeTarget(self.model, pass_time_s=pass_time_s),
+            engine=engine or FakeTarget(self.model, pass_time_s=pass_time_s),
             client=client,
             objects=Objects(client, bases=(ROUTER, base), own=base),
             peers=PEERS,

@@ -152,7 +152,7 @@ class Cluster:
             if one.startswith("d")
             for line in ("[[peers]]", f'base_uri = "{self.base(one)}"', "trusted = true")
         ]
-        return [f'model = "{PAIR / "target"}"', *api, *trusted]
+        return [f'model = "{PAIR / "target"}"', 'failover_after = "1s"', *api, *trusted]
 
     def _verifier_lines(self, name: str) -> list[str]:
         model = ["[verifier.model]", f'path = "{PAIR / "target"}"', 'kv_memory = "256MiB"']

@@ -14,7 +14,7 @@ from tests.chaos.plan import make_plan
 from tests.chaos.run import run
 from tests.kit.etcd import need_etcd, running_etcd
 
-SEED = 1
+SEED = 2882  # its first twenty seconds have kills of each role, freezes and a cut link
 
 
 @pytest.mark.timeout(180)
@@ -27,7 +27,7 @@ async def test_twenty_seconds(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_two_minutes(tmp_path: Path) -> None:
-    report = await run(tmp_path, seed=SEED + 1, seconds=120)
+    report = await run(tmp_path, seed=1, seconds=120)
     assert not report.wrong, "\n".join(report.lines)
     assert report.failovers > 0 and report.reconnects > 0
 
@@ -38,7 +38,7 @@ async def test_with_logs_and_records_in_etcd(tmp_path: Path) -> None:
     """D-Z8, D-F5: the router that comes back finds nothing on its own disk."""
     need_etcd()
     with running_etcd(tmp_path / "etcd") as etcd:
-        report = await run(tmp_path, seed=SEED + 2, seconds=60, etcd=etcd.endpoints)
+        report = await run(tmp_path, seed=2, seconds=60, etcd=etcd.endpoints)
     assert not report.wrong, "\n".join(report.lines)
 
 

@@ -158,6 +158,7 @@ class Daemon:
         )
         self._parts.run_until_closed(retention.run(), name="log retention")
         metrics = Metrics("router")
+        metrics.cache = objects.stats
         await self._parts.serve(
             instance, router.listener, identity, base_uri=section.base_uri, metrics=metrics
         )
@@ -200,7 +201,7 @@ class Daemon:
         )
         self._parts.stack.push_async_callback(verifier.aclose)
         metrics = Metrics("verifier", verifier.rounds)
-        metrics.kv = engine.kv_usage
+        metrics.kv, metrics.cache = engine.kv_usage, objects.stats
         await self._parts.serve(
             instance, verifier.listener, identity, base_uri=section.base_uri, metrics=metrics
         )
@@ -239,7 +240,7 @@ class Daemon:
         )
         self._parts.stack.push_async_callback(drafter.aclose)
         metrics = Metrics("drafter", drafter.rounds)
-        metrics.kv = engine.kv_usage
+        metrics.kv, metrics.cache = engine.kv_usage, objects.stats
         await self._parts.serve(
             instance, drafter.listener, identity, base_uri=section.base_uri, metrics=metrics
         )

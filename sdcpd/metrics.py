@@ -18,6 +18,7 @@ from sdcpd.engine.api import KvUsage
 from sdcpd.protocol.problems import PROBLEMS_BY_SUFFIX
 from sdcpd.roles.counts import ESCALATIONS, RoundCounts
 from sdcpd.transport.refusals import REASONS, REQUEST_REASONS
+from tiers.api import TierStats
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -38,11 +39,14 @@ class Metrics:
         """Requests for objects that came through shared memory."""
         self.kv: Callable[[], KvUsage | None] | None = None
         """How the engine's memory for keys and values is used."""
+        self.cache: Callable[[], TierStats] | None = None
+        """The process's cache, tier by tier."""
         self.ready: Callable[[], bool] | None = None
         """Whether the instance can serve."""
         self._registry = CollectorRegistry()
         self._registry.register(_Tls(role, self))
         self._registry.register(_Kv(role, self))
+        self._registry.register(_Cache(role, self))
         self._registry.register(_Loop(role))
         self._registry.register(_Ready(role, self))
         if rounds is not None:
@@ -121,13 +125,42 @@ class _Tls(_Collector):
             yield expiry
 
 
+class _Cache(_Collector):
+    """What is in the process's cache; a tier is named by its place and kind: "1 host"."""
+
+    def __init__(self, role: str, metrics: Metrics) -> None:
+        super().__init__(role)
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it."""
+        if self._metrics.cache is None:
+            return
+        whole = self._metrics.cache()
+        labels = ("role", "tier")
+        used = GaugeMetricFamily("sdcp_cache_bytes", "Octets used in a tier.", labels=labels)
+        leased = GaugeMetricFamily(
+            "sdcp_cache_leased_bytes", "Octets of objects under a lease.", labels=labels
+        )
+        for number, tier in enumerate(whole.parts or (whole,), 1):
+            named = [self._role, f"{number} {tier.kind}"]
+            used.add_metric(named, tier.used_bytes)
+            leased.add_metric(named, tier.leased_bytes)
+        yield used
+        yield leased
+
+
 class _Loop(_Collector):
     """What the event loop of the process has to do."""
 
     def collect(self) -> Iterator[Metric]:
         """All of it."""
+        try:
+            count = len(asyncio.all_tasks())
+        except RuntimeError:
+            return  # asked from outside a loop: there are none to count
         tasks = GaugeMetricFamily("sdcp_tasks", "Tasks of the event loop.", labels=("role",))
-        tasks.add_metric([self._role], len(asyncio.all_tasks()))
+        tasks.add_metric([self._role], count)
         yield tasks
 
 

@@ -171,6 +171,8 @@ class Router:
         """Open a session for a text; raises GenerationError."""
         if len(self._sessions) >= self.config.sessions_max:
             raise GenerationError("too many texts are being generated", retry_after_s=1)
+        if not (found := self.readiness()).ready:
+            raise GenerationError(found.reason, retry_after_s=1)
         reader = self._begin(request, self._contracts.rule(request))
         try:
             await self._opened(reader)

@@ -119,6 +119,7 @@ async def test_a_flood_ends_its_connection_and_no_other(
         assert server.reasons["http_error"] >= 1
 
 
+@pytest.mark.slow
 async def test_connections_of_one_peer_are_bounded(kit: CertKit) -> None:
     async with victim(kit) as server, contextlib.AsyncExitStack() as held:
 

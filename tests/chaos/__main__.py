@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20 * 60.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--transport", choices=("auto", "h2", "h3"), default="auto")
     parser.add_argument("--etcd", action="store_true", help="logs and records in a real etcd")
     parser.add_argument("--keep", type=Path, help="a new directory for configuration and logs")
     parser.add_argument("--report", type=Path, help="a file for the report as JSON")
@@ -35,6 +36,7 @@ def main() -> None:
                 seconds=options.seconds,
                 clients=options.clients,
                 etcd=etcd,
+                transport=options.transport,
                 say=lambda text: print(text, flush=True),
             )
         )

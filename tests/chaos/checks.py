@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sdcpd.admin_client import fetch
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.protocol.commit_log import LogSummary, decode_log, read_log
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.tls import TlsIdentity
 from tests.chaos.client import Stream
 from tests.chaos.cluster import ROUTER, Cluster
+from tests.chaos.instances import Process
 from tests.chaos.texts import Text, Undisturbed
 
 SETTLE_S = 60.0
@@ -100,6 +102,7 @@ async def _open(cluster: Cluster) -> list[str]:
         if status is None:
             left.append(f"{name} does not answer")
             continue
+        left += [f"{name}: {one}" for one in await _leases(process)]
         sessions = status["sessions"]
         if process.role == "verifier":  # it keeps those that have ended, for readers that are late
             sessions = [one for one in sessions if one["state"] not in _OVER and not one["fenced"]]
@@ -110,6 +113,13 @@ async def _open(cluster: Cluster) -> list[str]:
             if one["sessions"]
         ]
     return left
+
+
+async def _leases(process: Process) -> list[str]:
+    """Tiers that hold what is under a lease."""
+    said = await asyncio.to_thread(fetch, process.socket_path, "/metrics")
+    lines = [one for one in said.splitlines() if one.startswith("sdcp_cache_leased_bytes{")]
+    return [line for line in lines if float(line.split()[-1])]
 
 
 _OVER = (3, 4)  # finished, failed (D-O11)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,7 @@ from typing import Any
 
 from certs.authority import create_authority, issue
 from sdcpd.dev.plan import PAIR, free_ports
+from tests.chaos.datagrams import DatagramRelay
 from tests.chaos.instances import Process
 from tests.chaos.plan import BREAK, CUT, FREEZE, KILL, Fault
 from tests.chaos.relay import Links, Relay
@@ -34,8 +35,13 @@ class Cluster:
         drafters: int = 3,
         etcd: Sequence[str] = (),
         log_retention: str = "1h",
+        programs: Mapping[str, Sequence[str]] | None = None,
+        transport: str = "auto",
     ) -> None:
-        """`etcd`: endpoints, where logs and records are to be; then each router finds a new disk."""
+        """`etcd`: endpoints, where logs and records are to be; then each router finds a new disk.
+
+        `programs`: what other than `sdcpd` an instance is, by its name.
+        """
         self.directory = directory
         names = [ROUTER, *(f"v{i}" for i in range(verifiers)), *(f"d{i}" for i in range(drafters))]
         ports = free_ports(2 * len(names) + 1)
@@ -44,6 +50,7 @@ class Cluster:
         self._etcd, self._log_retention = tuple(etcd), log_retention
         self._outside = dict(zip(names, ports[: len(names)], strict=True))
         self._inside = dict(zip(names, ports[len(names) :], strict=True))
+        self._programs, self._transport = dict(programs or {}), transport
         self.processes: dict[str, Process] = {}
         self._stack = AsyncExitStack()
         self._jobs: set[asyncio.Task[None]] = set()
@@ -78,16 +85,23 @@ class Cluster:
             issue(self.pki, role=role, name=name, base_uri=self.base(name), sans=("localhost",))
             config = self.directory / f"{name}.toml"
             config.write_text("\n".join(self._config(name, role)) + "\n")
-            self.processes[name] = Process(name, role, directory=self.directory, config=config)
-            relay = Relay(
+            self.processes[name] = Process(
                 name,
-                port=self._outside[name],
-                target=self._inside[name],
-                links=self.links,
-                pids=self._pids,
+                role,
+                directory=self.directory,
+                config=config,
+                program=self._programs.get(name, ("sdcpd",)),
             )
-            await relay.start()
-            self._stack.push_async_callback(relay.aclose)
+            for kind in (Relay, DatagramRelay):
+                relay = kind(
+                    name,
+                    port=self._outside[name],
+                    target=self._inside[name],
+                    links=self.links,
+                    pids=self._pids,
+                )
+                await relay.start()
+                self._stack.push_async_callback(relay.aclose)
         try:
             for process in self.processes.values():
                 process.start()
@@ -121,6 +135,7 @@ class Cluster:
         lines = [
             "[node]",
             f'trust_domain = "{DOMAIN}"',
+            f'transport = "{self._transport}"',
             "[tls]",
             f'ca = "{self.pki}/ca.crt"',
             f'cert = "{self.pki}/{role}.{name}.crt"',
@@ -160,6 +175,8 @@ class Cluster:
 
     def _drafter_lines(self, name: str) -> list[str]:
         lines = [*self._peer_lines(), 'status_interval = "300ms"']
+        if name in self._programs:
+            return [*lines, 'kind = "ngram"', "m = 16"]
         if name != "d0":
             return [*lines, 'kind = "ngram"']
         model = ["[drafter.model]", f'path = "{PAIR / "drafter"}"', 'kv_memory = "128MiB"']
@@ -206,8 +223,10 @@ class Cluster:
     async def stop(self) -> list[str]:
         """End all in order, the router last; what did not end in order is wrong."""
         wrong = []
-        for process in [*self.processes.values()][::-1]:
-            if (code := await process.stop()) != 0:
+        others = [one for one in self.processes.values() if one is not self.router]
+        codes = [*await asyncio.gather(*(one.stop() for one in others)), await self.router.stop()]
+        for process, code in zip([*others, self.router], codes, strict=True):
+            if code != 0:
                 wrong.append(f"{process.name} ended with {code}: {process.last_words}")
             if "Traceback" in process.log:
                 wrong.append(f"{process.name} has said a traceback: {process.log_path}")

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,18 @@ STOP_S = 15.0
 class Process:
     """One instance's process over all its lives; what each says goes on in one log."""
 
-    def __init__(self, name: str, role: str, *, directory: Path, config: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        role: str,
+        *,
+        directory: Path,
+        config: Path,
+        program: Sequence[str] = ("sdcpd",),
+    ) -> None:
+        """`program`: the module to run, and what stands before sdcpd's own arguments."""
         self.name, self.role, self.config = name, role, config
+        self._program = tuple(program)
         self.log_path = directory / f"{name}.log"
         self.socket_path = directory / f"{role}-{name}.sock"
         self._notify_path = directory / f"{name}.notify"
@@ -44,7 +55,7 @@ class Process:
         self._notify.bind(str(self._notify_path))
         self._notify.setblocking(False)
         environment = {k: v for k, v in os.environ.items() if k != "JOURNAL_STREAM"}
-        command = [sys.executable, "-m", "sdcpd", "--role", f"{self.role}-{self.name}"]
+        command = [sys.executable, "-m", *self._program, "--role", f"{self.role}-{self.name}"]
         self.lives += 1
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(

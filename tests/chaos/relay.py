@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from tests.chaos.sockets import owner_of
+from tests.chaos.sockets import TCP, owner_of
 
 log = logging.getLogger("chaos")
 CHUNK = 1 << 16
@@ -122,7 +122,7 @@ class Relay:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = writer.get_extra_info("peername")[1]
-        caller = owner_of(port, self._port, self._pids()) or "outside"
+        caller = owner_of(port, self._port, self._pids(), table=TCP) or "outside"
         link = frozenset((caller, self._name))
         if self._links.is_reset(link):
             return

@@ -29,13 +29,14 @@ async def run(
     seconds: float,
     clients: int = CLIENTS,
     etcd: Sequence[str] = (),
+    transport: str = "auto",
     say: Say = lambda _: None,
 ) -> Report:
     """Play the plan of `seed` for so long; `directory` is empty and keeps the logs."""
     report = Report(seed, seconds)
     text = TextModel.load(PAIR / "target")
     texts = make_texts(seed)
-    async with Cluster(directory, etcd=etcd) as cluster:
+    async with Cluster(directory, etcd=etcd, transport=transport) as cluster:
         known = await undisturbed(cluster.router, texts)
         plan = make_plan(seed, seconds)
         say(f"ready; {len(plan)} faults to come")
@@ -54,6 +55,7 @@ async def run(
                 for task in running:
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
+        say("all texts have ended")
         streams = [stream for one in all_clients for stream in one.streams]
         report.faults = count_faults(cluster.injected)
         report.texts = len(streams)
@@ -67,5 +69,6 @@ async def run(
         logs = await check_logs(cluster, streams, known, text)
         report.wrong += logs.wrong
         report.tokens_checked, report.failovers = logs.tokens, logs.failovers
+        say("all logs are read")
         report.wrong += await cluster.stop()
     return report

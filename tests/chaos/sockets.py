@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-_TABLE = Path("/proc/net/tcp")
+TCP, UDP = Path("/proc/net/tcp"), Path("/proc/net/udp")
 
 
-def owner_of(local: int, remote: int, pids: Mapping[str, int]) -> str | None:
-    """Who of `pids` holds the TCP socket from port `local` to port `remote`; None: nobody."""
-    inode = _inode(local, remote)
+def owner_of(local: int, remote: int, pids: Mapping[str, int], *, table: Path) -> str | None:
+    """Who of `pids` holds the socket from port `local` to port `remote`; None: nobody."""
+    inode = _inode(local, remote, table)
     if inode is None:
         return None
     wanted = f"socket:[{inode}]"
@@ -21,9 +21,9 @@ def owner_of(local: int, remote: int, pids: Mapping[str, int]) -> str | None:
     return None
 
 
-def _inode(local: int, remote: int) -> str | None:
+def _inode(local: int, remote: int, table: Path) -> str | None:
     """Of the socket between two ports; 0 stands where it belongs to nobody any more."""
-    for line in _TABLE.read_text().splitlines()[1:]:
+    for line in table.read_text().splitlines()[1:]:
         _, here, there, *rest = line.split()
         if (_port(here), _port(there)) == (local, remote) and rest[6] != "0":
             return rest[6]

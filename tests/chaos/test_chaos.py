@@ -34,6 +34,14 @@ async def test_two_minutes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+async def test_over_http_3(tmp_path: Path) -> None:
+    """D-H8: datagrams of a link that is cut are lost."""
+    report = await run(tmp_path, seed=3, seconds=60, transport="h3")
+    assert not report.wrong, "\n".join(report.lines)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_with_logs_and_records_in_etcd(tmp_path: Path) -> None:
     """D-Z8, D-F5: the router that comes back finds nothing on its own disk."""
     need_etcd()

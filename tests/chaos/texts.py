@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -67,11 +68,10 @@ def make_texts(seed: int) -> list[Text]:
 
 async def undisturbed(router: Process, texts: list[Text]) -> dict[Text, Undisturbed]:
     """Each text whose ids are determined, as the whole cluster writes it in peace."""
-    found = {}
-    for text in texts:
-        if text.rule == 2:
-            continue
-        answer = await router.ask("POST", "/generate", text.body)
-        assert answer is not None, f"the router did not write {text}"
-        found[text] = Undisturbed(tuple(answer["tokens"]), answer["text"])
-    return found
+    known = [text for text in texts if text.rule != 2]
+    answers = await asyncio.gather(*(router.ask("POST", "/generate", one.body) for one in known))
+    assert None not in answers, "the router does not write"
+    return {
+        text: Undisturbed(tuple(answer["tokens"]), answer["text"])
+        for text, answer in zip(known, answers, strict=True)
+    }

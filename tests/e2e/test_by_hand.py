@@ -220,6 +220,7 @@ def test_a_stopped_drafter_is_gone(site: Site) -> None:
     assert not (site.directory / "drafter-d1.sock").exists()
 
 
+@pytest.mark.slow
 def test_a_verifier_of_a_foreign_authority(site: Site) -> None:
     """It trusts the router, but the router does not know its authority: both logs say so."""
     made = sdcpctl(

@@ -110,6 +110,7 @@ def test_a_killed_drafter_is_not_noticed(cluster: Dev) -> None:
     assert cluster.generate("Once upon a time", 48)["tokens"] == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_killed_verifier_is_replaced_in_the_middle_of_a_stream(
     tmp_path: Path, transport: str
@@ -252,6 +253,7 @@ def test_bad_options_are_one_sentence(options: tuple[str, ...], code: int, words
     assert words in done.stderr
 
 
+@pytest.mark.slow
 def test_port_in_use(tmp_path: Path) -> None:
     import socket
 
@@ -270,6 +272,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_model_directory_that_lacks_a_file(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(

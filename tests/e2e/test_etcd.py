@@ -41,6 +41,7 @@ def mlc_lines(*endpoints: str) -> list[str]:
     return ['commit_log = "etcd"', f"etcd.endpoints = [{named}]", 'etcd.prefix = "by/hand"']
 
 
+@pytest.mark.slow
 async def test_a_router_serves_its_logs_from_etcd(site: Site, etcd: EtcdCluster) -> None:
     body = {"prompt": "once upon a time ", "max_tokens": 24}
     generated = ask(site.router_socket, "POST", "/generate", body)

@@ -136,6 +136,7 @@ def _pidfd(pid: int) -> int | None:
         return None
 
 
+@pytest.mark.slow
 async def test_a_model_that_was_loaded_in_a_thread_outlives_it(tiny: tuple[Any, Path]) -> None:
     """As the daemon loads it: its other processes do not end with that thread."""
     target = await _loading(lambda: load_target(settings(tiny[1], 2), report=lambda _: None))

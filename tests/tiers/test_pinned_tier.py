@@ -87,6 +87,7 @@ async def test_a_cuda_error_is_taken_away(failure: Exception | int) -> None:
     await tier.aclose()
 
 
+@pytest.mark.slow
 def test_torch_stays_out_unless_the_tier_is_configured_and_a_cpu_is_enough() -> None:
     """The whole of it in a fresh process, with PyTorch as it is installed here."""
     code = """
@@ -196,6 +197,7 @@ async def test_to_refuse_is_as_much_work_however_many_are_leased(objects: int) -
     await tier.aclose()
 
 
+@pytest.mark.slow
 async def test_many_that_make_room_go_down_while_others_have_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

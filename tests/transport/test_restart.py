@@ -128,6 +128,7 @@ async def test_others_cannot_end_a_connection(kit: CertKit) -> None:
         assert set(client._connections) == {connection}
 
 
+@pytest.mark.slow
 async def test_servers_of_one_certificate_do_not_end_each_others_connections(kit: CertKit) -> None:
     """RFC 9000 section 21.11: one that is asked about a connection of the other says nothing of use."""
     async with (

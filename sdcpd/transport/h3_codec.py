@@ -406,8 +406,12 @@ class H3Codec:
 
 @contextmanager
 def _stream_gone() -> Iterator[None]:
-    """The library's words for a stream that its peer has just stopped."""
+    """The library's words for a stream that its peer has stopped.
+
+    It forgets such a stream (ValueError) once its own reset is acknowledged, and then takes a frame
+    of it that comes late for a new one.
+    """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise StreamGone(str(error)) from error

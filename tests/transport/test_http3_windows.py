@@ -6,13 +6,17 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
+from aioquic.h3.connection import H3Connection
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicStreamFrame
 from aioquic.quic.stream import QuicStreamReceiver
 
+from sdcpd.transport.h3_codec import H3Codec
+from sdcpd.transport.http import RequestHeaders, StreamGone
 from sdcpd.transport.limits import H3Limits
 from sdcpd.transport.quic_tls import MutualQuic, configuration, demand_certificates
 from tests.kit.certs import CertKit
+from tests.kit.quic import GET
 
 LIMITS = H3Limits()
 CLIENT, SERVER = ("127.0.0.1", 1), ("127.0.0.1", 2)
@@ -120,3 +124,18 @@ def test_streams_that_are_reset_give_their_window_back(kit: CertKit) -> None:
     for _ in range(20):
         pair.turn()
     assert pair.received == before + 1000
+
+
+def test_an_answer_on_a_stream_that_the_library_has_forgotten(kit: CertKit) -> None:
+    """A frame that comes after its stream's reset makes a request whose stream is gone soon."""
+    pair = Pair(kit).established()
+    codec = H3Codec(pair.server, client=False, now=pair.now, next_event=pair.server.next_event)
+    client = H3Connection(pair.client)
+    stream = pair.client.get_next_available_stream_id()
+    client.send_headers(stream, GET, end_stream=True)
+    for data, _ in pair.client.datagrams_to_send(now=pair.now):
+        events = codec.receive(data, now=pair.now, address=CLIENT)
+    assert any(isinstance(event, RequestHeaders) for event in events)
+    pair.server._streams.pop(stream)
+    with pytest.raises(StreamGone):
+        codec.send_headers(stream, ((":status", "204"),), end=True)

@@ -53,7 +53,6 @@ class Cluster:
         self._programs, self._transport = dict(programs or {}), transport
         self.processes: dict[str, Process] = {}
         self._stack = AsyncExitStack()
-        self._jobs: set[asyncio.Task[None]] = set()
         self.injected: list[tuple[float, float, Fault, dict[str, dict[str, Any]]]] = []
         """Begin and end of each fault (monotonic), and the sessions there were, by their ids."""
 
@@ -121,9 +120,6 @@ class Cluster:
         await self._end()
 
     async def _end(self) -> None:
-        for job in self._jobs:
-            job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
         for process in self.processes.values():
             process.kill()
         await self._stack.aclose()
@@ -201,13 +197,11 @@ class Cluster:
     async def play(self, plan: Sequence[Fault], *, say: Callable[[str], None]) -> None:
         """Inject what the plan says when it says so, and undo it; all is well at the end."""
         begin = time.monotonic()
-        for fault in plan:
-            await asyncio.sleep(max(0.0, begin + fault.at_s - time.monotonic()))
-            say(str(fault))
-            job = asyncio.ensure_future(self._inject(fault))
-            self._jobs.add(job)
-        await asyncio.gather(*self._jobs)
-        self._jobs.clear()
+        async with asyncio.TaskGroup() as faults:
+            for fault in plan:
+                await asyncio.sleep(max(0.0, begin + fault.at_s - time.monotonic()))
+                say(str(fault))
+                faults.create_task(self._inject(fault))
         await self.all_known()
 
     async def _inject(self, fault: Fault) -> None:

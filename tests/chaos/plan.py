@@ -9,6 +9,8 @@ from dataclasses import dataclass
 KILL, FREEZE, CUT, BREAK = "kill", "freeze", "cut", "break"
 HEAL_S = 4.0  # after the last fault: texts are to end undisturbed
 PAUSE_S = (1.5, 3.5)  # between two faults
+START_S = 8.0  # a process that was killed is itself again so long after it was started
+SETTLE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ def _kinds() -> list[tuple[str, str]]:
 def _meets(fault: Fault, others: Sequence[Fault]) -> bool:
     """Whether one of the same instances is not itself at that time: a second would undo it."""
     return any(
-        set(fault.targets) & set(other.targets) and fault.at_s < other.at_s + other.lasts_s + 1.0
+        set(fault.targets) & set(other.targets)
+        and fault.at_s < other.at_s + other.lasts_s + (START_S if other.kind == KILL else SETTLE_S)
         for other in others
     )

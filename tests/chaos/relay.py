@@ -115,8 +115,8 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
         try:
             await self._relay(reader, writer)
-        except OSError:
-            pass  # an end has gone, and the other learns it by the abort below
+        except (OSError, asyncio.CancelledError):
+            pass  # an end has gone, or the relay closes: the other learns it by the abort below
         finally:
             writer.transport.abort()
 

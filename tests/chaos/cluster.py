@@ -22,6 +22,7 @@ DOMAIN = "chaos.sdcp"
 ROUTER = "r0"
 TTL = "1s"
 KNOWN_S = 60.0
+ASK_S = 0.3  # of a router that may be frozen: faults are to come when the plan says
 
 
 class Cluster:
@@ -53,6 +54,7 @@ class Cluster:
         self._programs, self._transport = dict(programs or {}), transport
         self.processes: dict[str, Process] = {}
         self._stack = AsyncExitStack()
+        self._seen: dict[str, dict[str, Any]] = {}
         self.injected: list[tuple[float, float, Fault, dict[str, dict[str, Any]]]] = []
         """Begin and end of each fault (monotonic), and the sessions there were, by their ids."""
 
@@ -227,9 +229,11 @@ class Cluster:
         return wrong
 
     async def sessions(self) -> dict[str, dict[str, Any]]:
-        """The router's open sessions, by their ids; none where it does not answer."""
-        status = await self.router.ask("GET", "/status")
-        return {one["session"]: one for one in status["sessions"]} if status else {}
+        """The router's open sessions, by their ids, as last seen where it does not answer now."""
+        status = await self.router.ask("GET", "/status", timeout_s=ASK_S)
+        if status is not None:
+            self._seen = {one["session"]: one for one in status["sessions"]}
+        return self._seen
 
     def _do(self, fault: Fault) -> None:
         one = self.processes[fault.targets[0]]

@@ -127,11 +127,18 @@ class Process:
         """The last lines of its log."""
         return "\n".join(self.log.splitlines()[-5:])
 
-    async def ask(self, method: str, resource: str, body: dict[str, Any] | None = None) -> Any:
+    async def ask(
+        self,
+        method: str,
+        resource: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float = 60.0,
+    ) -> Any:
         """Ask its admin socket; None where it does not answer."""
         try:
             return await asyncio.to_thread(
-                ask, self.socket_path, method, resource, body, timeout_s=60.0
+                ask, self.socket_path, method, resource, body, timeout_s=timeout_s
             )
         except (AdminRefused, AdminUnreachable):
             return None

@@ -49,7 +49,10 @@ class Client:
         known: dict[Text, Undisturbed],
         *,
         seed: int,
+        pause_s: float = 0.0,
     ) -> None:
+        """`pause_s` between two texts."""
+        self._pause_s = pause_s
         self._number, self._http, self._known = number, http, known
         self._texts = list(texts)
         self._chooser = random.Random((seed << 8) + number)
@@ -72,6 +75,7 @@ class Client:
                 )
             if stream.session:
                 self.streams.append(stream)
+            await asyncio.sleep(self._pause_s)
 
     # ---- one text
 

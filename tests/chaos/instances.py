@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sdcpd.admin_client import AdminRefused, AdminUnreachable, ask
 
 START_S = 60.0
+LOOK_S = 0.5  # how often a process that starts is looked at: those that have died say nothing
 STOP_S = 15.0
 
 
@@ -69,16 +71,31 @@ class Process:
     async def ready(self) -> None:
         """Wait until it says that it is ready; raises RuntimeError if it ends before."""
         assert self._notify is not None, "it was started"
-        loop = asyncio.get_running_loop()
-        said = ""
-        async with asyncio.timeout(START_S):
-            while "READY=1" not in said:
-                try:
-                    async with asyncio.timeout(0.5):
-                        said = (await loop.sock_recv(self._notify, 4096)).decode()
-                except TimeoutError:
+        loop, said = asyncio.get_running_loop(), asyncio.Event()
+        # A receive that is cancelled could have taken what was said with it.
+        loop.add_reader(self._notify, said.set)
+        try:
+            async with asyncio.timeout(START_S):
+                while not self._is_ready():
+                    said.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(said.wait(), LOOK_S)
                     if self.pid is None:
-                        raise RuntimeError(f"{self.name} did not start:\n{self.log}") from None
+                        raise RuntimeError(f"{self.name} did not start:\n{self.log}")
+        except TimeoutError as e:
+            raise RuntimeError(f"{self.name} is not ready after {START_S:.0f} s") from e
+        finally:
+            loop.remove_reader(self._notify)
+
+    def _is_ready(self) -> bool:
+        """Whether it has said so by now."""
+        assert self._notify is not None, "it was started"
+        while True:
+            try:
+                if b"READY=1" in self._notify.recv(4096).splitlines():
+                    return True
+            except BlockingIOError:
+                return False
 
     def kill(self) -> None:
         """SIGKILL: it has no say in it."""

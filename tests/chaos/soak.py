@@ -27,6 +27,7 @@ from tests.chaos.instances import Process
 from tests.chaos.texts import make_texts, undisturbed
 
 SAMPLE_S = 5.0
+PAUSE_S = 0.5  # between two texts of a client, so that the load is the same whatever else runs
 RETENTION = "1min"  # so that logs are deleted as fast as they come, which is seen in minutes
 WARM_UP = 0.25  # share of the run that is not looked at
 WINDOW = 0.15  # share of the run at the beginning and at the end whose medians are compared
@@ -76,7 +77,9 @@ async def soak(directory: Path, *, seconds: float, clients: int, seed: int) -> S
         known = await undisturbed(cluster.router, texts)
         limits = httpx.Limits(max_connections=4 * clients)
         async with httpx.AsyncClient(base_url=cluster.api, limits=limits) as http:
-            all_clients = [Client(i, http, texts, known, seed=seed) for i in range(clients)]
+            all_clients = [
+                Client(i, http, texts, known, seed=seed, pause_s=PAUSE_S) for i in range(clients)
+            ]
             begin = time.monotonic()
             running = [
                 asyncio.ensure_future(one.run(lambda: time.monotonic() < begin + seconds))

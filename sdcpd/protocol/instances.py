@@ -98,6 +98,13 @@ class Board:
         ]
         return sorted(found, key=_preference)
 
+    def has_drafter(self, *, now: float) -> bool:
+        """Whether any drafter at all is fresh and ready."""
+        return any(
+            role == InstanceRole.DRAFTER and now < one.expires and one.status.ready is not False
+            for (_, role), one in self._instances.items()
+        )
+
     def choose_drafter(
         self, contract: Contract, *, now: float, exclude: Collection[str] = ()
     ) -> str | None:

@@ -295,6 +295,9 @@ class Router:
                 routed.step(VerifierLost(base, reason))
 
     def _wake_waiting(self) -> None:
+        """Sessions wait by the thousand where there is no drafter, and each report comes here."""
+        if not self.board.has_drafter(now=time.monotonic()):
+            return
         for routed in self.sessions:
             if routed.waiting_for_drafter:
                 routed.step(Woken())

@@ -327,4 +327,4 @@ class RoutedSession:
     @property
     def waiting_for_drafter(self) -> bool:
         """Whether a fresh drafter would be named at once."""
-        return self.machine.phase in (Phase.WAITING, Phase.NO_VERIFIER)
+        return self.machine.phase is Phase.WAITING

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from sdcpd.admin import RouterAdmin
+from sdcpd.dev.plan import PAIR
+from sdcpd.engine.tokenizer import TextModel
 from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.roles.generation import GenerationRequest
@@ -70,7 +72,8 @@ async def test_ten_thousand_idle_sessions(tmp_path: Path) -> None:
     await cluster.ready()
     assert len(await cluster.text(count=40)) == 40
     assert busy.counts["opened"] == 1, "the least loaded verifier is chosen"
-    status = await RouterAdmin("r0", cluster.router, None).status({})  # type: ignore[arg-type]
+    text = TextModel.load(PAIR / "target")
+    status = await RouterAdmin("r0", cluster.router, text).status({})
     assert len(status["sessions"]) == IDLE
 
     for reader in readers:

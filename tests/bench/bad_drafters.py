@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 
+from sdcpd.admin_client import fetch
 from tests.chaos.client import Client
 from tests.chaos.cluster import Cluster
 from tests.chaos.texts import Text, Undisturbed, make_texts, undisturbed
@@ -27,6 +28,7 @@ CLIENTS = 6
 WINDOW_S = 6.0
 TARGET = 0.95
 LOOK_S = 0.05
+REJECTED = "sdcp_proposals_rejected_total{"
 
 
 @dataclass
@@ -44,6 +46,12 @@ class Side:
     """Tokens that sessions had when the second drafter was named no more."""
     stayed: int = 0
     wrong: list[str] = field(default_factory=list)
+
+    async def rejected(self) -> int:
+        """Proposals that the verifier has refused."""
+        said = await asyncio.to_thread(fetch, self.cluster.processes["v0"].socket_path, "/metrics")
+        lines = (line for line in said.splitlines() if line.startswith(REJECTED))
+        return round(sum(float(line.split()[-1]) for line in lines))
 
     async def window(self, number: int) -> None:
         """Stream for a while, and look who serves whom."""
@@ -94,6 +102,9 @@ async def measure(kind: str, windows: int, folder: Path) -> tuple[Side, Side]:
         for number in range(windows):
             for side in (honest, bad) if number % 2 else (bad, honest):
                 await side.window(number)
+        print(
+            f"{kind}: {await bad.rejected()} proposals refused ({await honest.rejected()} of the honest)"
+        )
     return honest, bad
 
 

@@ -74,7 +74,7 @@ async def test_ten_thousand_idle_sessions(tmp_path: Path) -> None:
     assert busy.counts["opened"] == 1, "the least loaded verifier is chosen"
     text = TextModel.load(PAIR / "target")
     status = await RouterAdmin("r0", cluster.router, text).status({})
-    assert len(status["sessions"]) == IDLE
+    assert len(status["sessions"]) >= IDLE
 
     for reader in readers:
         reader.cancel()

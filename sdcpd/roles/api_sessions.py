@@ -12,10 +12,12 @@ skips its length.
 
 Stop strings are the first request's and are not applied here.  Whoever stops reading ends nothing,
 and a session that is read here goes on when its first client goes; one whose client never comes
-back after a restart of the router runs to its end.  `finish_reason` is "stop" or "length" in the
-last event, or null where a router was restarted since the end and the verifier is gone: only the
-log is left then, which does not say whether the text is complete.  A session that has failed or was
-ended early gives what it had committed, then an event with an error, and no [DONE].
+back after a restart of the router runs to its end.  Whoever has a key may read any session whose
+id they know.  `finish_reason` is "stop" or "length" in the last event, or null where a router was
+restarted since the end and the verifier is gone: only the log is left then, which does not say
+whether the text is complete.  A session that has failed or was ended early, by a stop string or
+because its client had gone, gives what it had committed, then an event with an error that says so,
+and no [DONE].
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ class Router:
         self.health = health or Health("router")
         self.health.watch(VERIFIERS, Level.UNREADY, self._without_verifier)
         self.counts: Counter[str] = Counter()
+        self._since = time.monotonic()
         self.board = Board(config.permitted, trust_all=config.trust_drafters)
         self._client, self._objects = client, objects
         self._tasks = Tasks()
@@ -223,7 +224,9 @@ class Router:
         routed = self._sessions.get(session) or self._ended.get(session)
         if routed is not None:
             return KnownOutput(routed, self._reader(routed))
-        traces = Traces(self._client, self.board, self._context.records, self.config.base_uri)
+        traces = Traces(
+            self._client, self.board, self._context.records, self.config.base_uri, self._since
+        )
         return await traces.output(session)
 
     # ---- resources

@@ -26,6 +26,7 @@ from tiers.api import Records, TierError
 
 ASK_TIMEOUT_S = 2.0  # of a question that costs a verifier nothing
 RETRY_AFTER_S = 1.0
+YOUNG_S = 3.0  # since its start, in which a router may not know its verifiers yet (D-R1)
 UNFINISHED = (
     "the session failed, or was ended before its text was complete; all that it had committed was"
     " delivered"
@@ -81,12 +82,15 @@ class Traces:
     board: Board
     records: Records | None
     base_uri: str
+    since: float
+    """When the router was started, in monotonic seconds."""
 
     async def output(self, session: bytes) -> LoggedOutput | None:
         """What such a session committed; None if it has no log.
 
-        Raises GenerationError where the log can't be read now, and for a session that is open at
-        another router, which alone knows where it goes on.
+        Raises GenerationError where the log can't be read now, where nobody can have told yet how
+        it ended, and for a session that is open at another router, which alone knows where it goes
+        on.
         """
         label = session_path_id(session)
         log = CommitLog(self.client, join(self.base_uri, f"logs/{label}"))
@@ -104,7 +108,13 @@ class Traces:
                 " output",
                 retry_after_s=RETRY_AFTER_S,
             )
-        return LoggedOutput(summary.tokens, await self._finish(label, summary))
+        finish = await self._finish(label, summary)
+        if finish is None and time.monotonic() < self.since + YOUNG_S:
+            raise GenerationError(
+                f"how session {label} ended is not known yet: the router has just been started",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return LoggedOutput(summary.tokens, finish)
 
     async def _finish(self, label: str, log: LogSummary) -> Action | None:
         """How it ended, as the verifier tells that served it last, if it is still there."""

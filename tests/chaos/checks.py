@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sdcpd.admin_client import fetch
 from sdcpd.engine.tokenizer import TextModel
-from sdcpd.protocol.commit_log import LogSummary, decode_log, read_log
+from sdcpd.protocol.commit_log import FenceRecord, LogSummary, decode_log, read_log
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.tls import TlsIdentity
 from tests.chaos.client import Stream
@@ -63,6 +63,7 @@ async def check_logs(
 def _wrong(
     log: LogSummary, stream: Stream, known: dict[Text, Undisturbed], text: TextModel
 ) -> Iterable[str]:
+    yield from _out_of_authority(log)
     rounds = [commit.round for commit in log.commits]
     if rounds != list(range(1, len(rounds) + 1)):
         yield f"its rounds are not one record each: {rounds}"
@@ -82,6 +83,17 @@ def _wrong(
         yield f"its client saw {stream.received!r}, and its log says {said!r}"
     if len(log.tokens) != stream.text.max_tokens:
         yield f"{len(log.tokens)} tokens of {stream.text.max_tokens}"
+
+
+def _out_of_authority(log: LogSummary) -> Iterable[str]:
+    """A higher epoch begins with its fence, and nothing of a lower one stands behind it (6.8)."""
+    epoch = 1
+    for number, record in enumerate(log.records):
+        if record.epoch < epoch:
+            yield f"record {number} is of epoch {record.epoch}, behind a fence of epoch {epoch}"
+        if record.epoch > epoch and not isinstance(record, FenceRecord):
+            yield f"record {number} begins epoch {record.epoch} without a fence"
+        epoch = max(epoch, record.epoch)
 
 
 async def left_behind(cluster: Cluster) -> list[str]:

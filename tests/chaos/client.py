@@ -15,6 +15,7 @@ import httpx2 as httpx
 from tests.chaos.texts import Text, Undisturbed
 
 RETRY_S = 0.2
+HAND_OVER = 0.15  # share of the texts whose client goes while it reads them by session already
 SILENCE_S = 90.0  # nothing for so long, not even a comment: the client gives up and that is a fault
 STALLED_S = 120.0  # comments, but no token
 
@@ -31,6 +32,12 @@ class Stream:
     reconnects: int = 0
     ids: tuple[int, ...] = ()
     """Of what came by session, token by token; empty where the first stream was whole."""
+    again: str = ""
+    """The text of those."""
+    finish_reason: str | None = None
+    """As the last event by session says."""
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once something has come by session."""
     whole: bool = False
 
 
@@ -56,6 +63,7 @@ class Client:
         self._number, self._http, self._known = number, http, known
         self._texts = list(texts)
         self._chooser = random.Random((seed << 8) + number)
+        self._second: asyncio.Task[None] | None = None
         self.streams: list[Stream] = []
         self.wrong: list[str] = []
         self.refused = 0
@@ -82,6 +90,9 @@ class Client:
     async def _stream(self, stream: Stream) -> None:
         while not stream.session:
             await self._first(stream)
+        if self._second is not None:
+            second, self._second = self._second, None
+            await second
         begun = time.monotonic()
         while not stream.whole:
             await self._again(stream)
@@ -110,6 +121,9 @@ class Client:
                     raise Wrong(f"{response.status_code}: {said}")
                 async for event in _events(response):
                     self._take_chunk(stream, event)
+                    if not stream.whole and self._hands_over(stream):
+                        await self._read_beside(stream)
+                        return  # whoever reads by session keeps it open
         except httpx.ReadTimeout as e:
             raise Wrong(f"nothing for {SILENCE_S:.0f} s") from e
         except httpx.TransportError:
@@ -131,14 +145,23 @@ class Client:
             stream.received += piece
             stream.times.append(time.monotonic())
 
+    def _hands_over(self, stream: Stream) -> bool:
+        return len(stream.times) == 2 and self._chooser.random() < HAND_OVER
+
+    async def _read_beside(self, stream: Stream) -> None:
+        """Begin to read by session, and wait until something has come that way."""
+        self._second = asyncio.ensure_future(self._again(stream))
+        came = asyncio.ensure_future(stream.came.wait())
+        await asyncio.wait({self._second, came}, return_when=asyncio.FIRST_COMPLETED)
+        came.cancel()
+
     async def _again(self, stream: Stream) -> None:
-        """Read the session from its first token on: what was received must be its beginning."""
+        """Read the session on by its id: from its first token, then from the last that came so."""
         stream.reconnects += 1
         path = f"/v1/sdcp/sessions/{stream.session}/output"
-        request = self._http.stream("GET", path, params={"from": 0}, timeout=SILENCE_S)
-        text, ids, ended = "", [], False
+        params = {"from": len(stream.ids)}
         try:
-            async with request as response:
+            async with self._http.stream("GET", path, params=params, timeout=SILENCE_S) as response:
                 if response.status_code in (429, 503):
                     await response.aread()
                     await asyncio.sleep(RETRY_S)
@@ -147,27 +170,35 @@ class Client:
                     said = (await response.aread()).decode(errors="replace")
                     raise Wrong(f"reading the session again: {response.status_code}: {said}")
                 async for event in _events(response):
-                    if event is None:
-                        ended = True
-                        continue
-                    if (error := event.get("error")) is not None:
-                        raise Wrong(f"reading the session again: {error}")
-                    text += event["text"]
-                    ids += event["tokens"]
-                    if len(text) > len(stream.received):
-                        if not text.startswith(stream.received):
-                            raise Wrong(f"it began {stream.received!r}, and now {text!r}")
-                        stream.received = text
-                        stream.times.append(time.monotonic())
+                    self._take_output(stream, event)
         except httpx.ReadTimeout as e:
             raise Wrong(f"nothing for {SILENCE_S:.0f} s") from e
         except httpx.TransportError:
             await asyncio.sleep(RETRY_S)
+
+    def _take_output(self, stream: Stream, event: Any) -> None:
+        """Of the session's output: what was received before must be the beginning of its text."""
+        if event is None:
+            stream.whole = True
+            if stream.again != stream.received:
+                raise Wrong(f"it was {stream.received!r}, and by session {stream.again!r}")
+            if stream.finish_reason != "length":
+                raise Wrong(f"its finish_reason is {stream.finish_reason}")
             return
-        if ended:
-            stream.ids, stream.whole = tuple(ids), True
-            if text != stream.received:
-                raise Wrong(f"it was {stream.received!r}, and read again it is {text!r}")
+        if (error := event.get("error")) is not None:
+            raise Wrong(f"reading the session again: {error}")
+        if event["from"] != len(stream.ids):
+            raise Wrong(f"{len(stream.ids)} tokens are here, and the next are from {event['from']}")
+        stream.ids = (*stream.ids, *event["tokens"])
+        stream.again += event["text"]
+        stream.finish_reason = event["finish_reason"]
+        longer, shorter = sorted((stream.again, stream.received), key=len, reverse=True)
+        if not longer.startswith(shorter):
+            raise Wrong(f"it began {stream.received!r}, and by session {stream.again!r}")
+        if len(stream.again) > len(stream.received):
+            stream.received = stream.again
+            stream.times.append(time.monotonic())
+        stream.came.set()
 
     def _check(self, stream: Stream) -> None:
         known = self._known.get(stream.text)

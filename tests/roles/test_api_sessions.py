@@ -12,6 +12,7 @@ import pytest
 
 from sdcpd.engine.tokenizer import TextStream
 from sdcpd.protocol.uris import session_path_id
+from sdcpd.roles import session_output
 from sdcpd.roles.api_sessions import TOKENS_AT_ONCE
 from sdcpd.transport.http import Request, Response
 from tests.kit.api import (
@@ -281,7 +282,9 @@ async def test_an_open_session_is_read_on_after_a_restart() -> None:
 
 @pytest.mark.parametrize("verifier", ["there", "gone"])
 @pytest.mark.parametrize("stopped", [False, True])
-async def test_what_ended_before_a_restart_is_in_its_log(verifier: str, stopped: bool) -> None:
+async def test_what_ended_before_a_restart_is_in_its_log(
+    verifier: str, stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its verifier tells how it ended; without it nobody can, unless the last token does."""
     script = [*tokenizer().encode("one two").ids, END_ID] if stopped else SCRIPT
     async with cluster_api(script) as (api, cluster):
@@ -290,6 +293,10 @@ async def test_what_ended_before_a_restart_is_in_its_log(verifier: str, stopped:
         if verifier == "gone":
             cluster.kill(V0)
         async with served(cluster.router) as again:
+            if verifier == "gone":
+                status, error = await refused(again, label)
+                assert status == 503 and "has just been started" in error["message"]
+                monkeypatch.setattr(session_output, "YOUNG_S", 0.0)  # as some seconds later
             *events, done = await read(again, f"cmpl-{label}")
         assert tokens_of(events) == list(cluster.mlc.tokens(label))
         assert (text_of(events), done) == (text, "[DONE]")

@@ -20,7 +20,6 @@ from tests.chaos.relay import Links, Relay
 
 DOMAIN = "chaos.sdcp"
 ROUTER = "r0"
-TTL = "1s"
 KNOWN_S = 60.0
 ASK_S = 0.3  # of a router that may be frozen: faults are to come when the plan says
 
@@ -38,6 +37,9 @@ class Cluster:
         log_retention: str = "1h",
         programs: Mapping[str, Sequence[str]] | None = None,
         transport: str = "auto",
+        ttl: str = "1s",
+        cache: str = "64MiB",
+        kv_memory: str = "256MiB",
     ) -> None:
         """`etcd`: endpoints, where logs and records are to be; then each router finds a new disk.
 
@@ -52,6 +54,7 @@ class Cluster:
         self._outside = dict(zip(names, ports[: len(names)], strict=True))
         self._inside = dict(zip(names, ports[len(names) :], strict=True))
         self._programs, self._transport = dict(programs or {}), transport
+        self._ttl, self._cache, self._kv_memory = ttl, cache, kv_memory
         self.processes: dict[str, Process] = {}
         self._stack = AsyncExitStack()
         self._seen: dict[str, dict[str, Any]] = {}
@@ -168,7 +171,11 @@ class Cluster:
         return [f'model = "{PAIR / "target"}"', 'failover_after = "1s"', *api, *trusted]
 
     def _verifier_lines(self, name: str) -> list[str]:
-        model = ["[verifier.model]", f'path = "{PAIR / "target"}"', 'kv_memory = "256MiB"']
+        model = [
+            "[verifier.model]",
+            f'path = "{PAIR / "target"}"',
+            f'kv_memory = "{self._kv_memory}"',
+        ]
         return [*self._peer_lines(), "enforcing_logs = true", *model, *_COMPUTE]
 
     def _drafter_lines(self, name: str) -> list[str]:
@@ -177,11 +184,15 @@ class Cluster:
             return [*lines, 'kind = "ngram"', "m = 16"]
         if name != "d0":
             return [*lines, 'kind = "ngram"']
-        model = ["[drafter.model]", f'path = "{PAIR / "drafter"}"', 'kv_memory = "128MiB"']
+        model = [
+            "[drafter.model]",
+            f'path = "{PAIR / "drafter"}"',
+            f'kv_memory = "{self._kv_memory}"',
+        ]
         return [*lines, *model, *_COMPUTE]
 
     def _peer_lines(self) -> list[str]:
-        return [f'router = "{self.base(ROUTER)}"', f'status_ttl = "{TTL}"']
+        return [f'router = "{self.base(ROUTER)}"', f'status_ttl = "{self._ttl}"']
 
     async def all_known(self) -> None:
         """Wait until the router has fresh reports of all that report; raises TimeoutError."""

@@ -28,6 +28,8 @@ from tests.chaos.texts import make_texts, undisturbed
 
 SAMPLE_S = 5.0
 PAUSE_S = 0.5  # between two texts of a client, so that the load is the same whatever else runs
+SMALL = {"cache": "8MiB", "kv_memory": "32MiB", "ttl": "10s"}
+"""Caches that are full before anybody looks, and nobody who is slow is taken for dead."""
 RETENTION = "1min"  # so that logs are deleted as fast as they come, which is seen in minutes
 WARM_UP = 0.25  # share of the run that is not looked at
 WINDOW = 0.15  # share of the run at the beginning and at the end whose medians are compared
@@ -73,7 +75,7 @@ async def soak(directory: Path, *, seconds: float, clients: int, seed: int) -> S
     found = Soak(seconds)
     texts = make_texts(seed)
     samples: dict[str, list[Sample]] = {}
-    async with Cluster(directory, log_retention=RETENTION) as cluster:
+    async with Cluster(directory, log_retention=RETENTION, **SMALL) as cluster:
         known = await undisturbed(cluster.router, texts)
         limits = httpx.Limits(max_connections=4 * clients)
         async with httpx.AsyncClient(base_url=cluster.api, limits=limits) as http:

@@ -161,6 +161,7 @@ def text_of(parts: list[dict[str, Any]]) -> str:
     return "".join(part["text"] for part in parts)
 
 
+@pytest.mark.slow
 def test_a_killed_router_takes_its_sessions_up_again(site: Site) -> None:
     """R-6.9-18, D-G1: kill -9 in the middle of a text; its client reads on by its session."""
     router, port = site.running["router-r0"], site.ports["api"]

@@ -320,6 +320,7 @@ async def test_in_a_group_each_finds_out_for_itself(scripted: Scripted) -> None:
     assert taken == [fence(2) + new if n in (0, 4, 5) else fence(2) for n, new in enumerate(octets)]
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_found_out_fails_in_bounded_time(etcd: EtcdCluster) -> None:
     settings = EtcdSettings(endpoints=etcd.endpoints, prefix=f"t/{uuid4().hex}", timeout_s=0.1)
     logs, client = scripted_store(settings)

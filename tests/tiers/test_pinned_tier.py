@@ -307,7 +307,10 @@ async def test_a_long_copy_is_seen_when_it_is_whole() -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("event", ["delete", "replace", "cancel"])
+@pytest.mark.parametrize(
+    "event",
+    ["cancel", *(pytest.param(one, marks=pytest.mark.slow) for one in ("delete", "replace"))],
+)
 async def test_a_long_copy_that_is_overtaken_leaves_nothing(event: str) -> None:
     tier = PinnedTier(256 * KIB, runtime=no_cuda)
     task = await begun(tier, A, entry(1, 20 * KIB))

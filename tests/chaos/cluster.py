@@ -213,6 +213,9 @@ class Cluster:
         async with asyncio.TaskGroup() as faults:
             for fault in plan:
                 await asyncio.sleep(max(0.0, begin + fault.at_s - time.monotonic()))
+                if any(self.processes[name].is_down for name in fault.targets):
+                    say(f"{fault}: not done, since it is not back from the last")
+                    continue
                 say(str(fault))
                 faults.create_task(self._inject(fault))
         await self.all_known()
@@ -225,7 +228,9 @@ class Cluster:
         self._undo(fault)
         self.injected.append((begin, time.monotonic(), fault, sessions))
         if fault.kind == KILL:
-            await self.processes[fault.targets[0]].ready()
+            one = self.processes[fault.targets[0]]
+            await one.ready()
+            one.is_down = False
 
     async def stop(self) -> list[str]:
         """End all in order, the router last; what did not end in order is wrong."""
@@ -249,6 +254,7 @@ class Cluster:
     def _do(self, fault: Fault) -> None:
         one = self.processes[fault.targets[0]]
         if fault.kind == KILL:
+            one.is_down = True
             one.kill()
         elif fault.kind == FREEZE:
             one.freeze()

@@ -39,6 +39,8 @@ class Process:
         self.socket_path = directory / f"{role}-{name}.sock"
         self._notify_path = directory / f"{name}.notify"
         self.lives = 0
+        self.is_down = False
+        """From its death until it is ready again."""
         self._process: subprocess.Popen[bytes] | None = None
         self._notify: socket.socket | None = None
 

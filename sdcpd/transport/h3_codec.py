@@ -406,10 +406,10 @@ class H3Codec:
 
 @contextmanager
 def _stream_gone() -> Iterator[None]:
-    """The library's words for a stream that its peer has stopped.
+    """The library's words for a stream that its peer has stopped, or that it has forgotten since.
 
-    It forgets such a stream (ValueError) once its own reset is acknowledged, and then takes a frame
-    of it that comes late for a new one.
+    The latter (ValueError) was seen where a cut link healed: an answer to a request whose client
+    had given it up meanwhile.
     """
     try:
         yield

@@ -16,7 +16,7 @@ from sdcpd.dev.plan import PAIR, free_ports
 from tests.chaos.datagrams import DatagramRelay
 from tests.chaos.instances import Process
 from tests.chaos.plan import BREAK, CUT, FREEZE, KILL, Fault
-from tests.chaos.relay import Links, Relay
+from tests.chaos.relay import Gate, Links, Relay
 
 DOMAIN = "chaos.sdcp"
 ROUTER = "r0"
@@ -96,14 +96,8 @@ class Cluster:
                 config=config,
                 program=self._programs.get(name, ("sdcpd",)),
             )
-            for kind in (Relay, DatagramRelay):
-                relay = kind(
-                    name,
-                    port=self._outside[name],
-                    target=self._inside[name],
-                    links=self.links,
-                    pids=self._pids,
-                )
+            gate = Gate(name, self._outside[name], self._inside[name], self.links, self._pids)
+            for relay in (Relay(gate), DatagramRelay(gate)):
                 await relay.start()
                 self._stack.push_async_callback(relay.aclose)
         try:

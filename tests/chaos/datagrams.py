@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 from typing import cast
 
-from tests.chaos.relay import Link, Links
-from tests.chaos.sockets import UDP, owner_of
+from tests.chaos.relay import Gate, Link, Links
+from tests.chaos.sockets import UDP
 
 Address = tuple[str, int]
 PENDING_MAX = 64  # datagrams that wait for the socket below
@@ -16,18 +15,8 @@ PENDING_MAX = 64  # datagrams that wait for the socket below
 class DatagramRelay(asyncio.DatagramProtocol):
     """Passes datagrams that arrive at one port on to another instance's real port."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        port: int,
-        target: int,
-        links: Links,
-        pids: Callable[[], Mapping[str, int]],
-    ) -> None:
-        """As Relay."""
-        self._name, self._port, self._target = name, port, target
-        self._links, self._pids = links, pids
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._above: asyncio.DatagramTransport
         self._paths: dict[Address, _Path] = {}
         self._opening: set[asyncio.Task[None]] = set()
@@ -35,7 +24,7 @@ class DatagramRelay(asyncio.DatagramProtocol):
     async def start(self) -> None:
         """Listen."""
         loop = asyncio.get_running_loop()
-        await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", self._port))
+        await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", self._gate.port))
 
     async def aclose(self) -> None:
         """Pass nothing more."""
@@ -54,10 +43,9 @@ class DatagramRelay(asyncio.DatagramProtocol):
         """Of somebody who calls, known or not."""
         path = self._paths.get(addr)
         if path is None:
-            caller = owner_of(addr[1], self._port, self._pids(), table=UDP) or "outside"
-            link = frozenset((caller, self._name))
-            path = self._paths[addr] = _Path(link, self._links, self._above, addr)
-            task = asyncio.ensure_future(path.open(self._target))
+            link = self._gate.link(addr[1], UDP)
+            path = self._paths[addr] = _Path(link, self._gate.links, self._above, addr)
+            task = asyncio.ensure_future(path.open(self._gate.target))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
         path.down(data)

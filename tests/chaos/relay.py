@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from tests.chaos.sockets import TCP, owner_of
 
@@ -78,27 +80,35 @@ class Wire:
             writer.transport.abort()
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Where an instance is called, where it listens, and who may be calling."""
+
+    name: str
+    port: int
+    target: int
+    """The port at which it listens."""
+    links: Links
+    pids: Callable[[], Mapping[str, int]]
+    """Of all instances."""
+
+    def link(self, caller_port: int, table: Path) -> Link:
+        """Between the instance and whoever calls from that port."""
+        caller = owner_of(caller_port, self.port, self.pids(), table=table) or "outside"
+        return frozenset((caller, self.name))
+
+
 class Relay:
     """Passes what arrives at one port on to another instance's real port."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        port: int,
-        target: int,
-        links: Links,
-        pids: Callable[[], Mapping[str, int]],
-    ) -> None:
-        """`name` is the instance behind it; `pids` are those of all instances."""
-        self._name, self._port, self._target = name, port, target
-        self._links, self._pids = links, pids
+    def __init__(self, gate: Gate) -> None:
+        self._gate, self._links = gate, gate.links
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._gate.port)
 
     async def aclose(self) -> None:
         """Cut everything."""
@@ -121,13 +131,11 @@ class Relay:
             writer.transport.abort()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        port = writer.get_extra_info("peername")[1]
-        caller = owner_of(port, self._port, self._pids(), table=TCP) or "outside"
-        link = frozenset((caller, self._name))
+        link = self._gate.link(writer.get_extra_info("peername")[1], TCP)
         if self._links.is_reset(link):
             return
         await self._links.passable(link)
-        below_reader, below_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        below_reader, below_writer = await asyncio.open_connection("127.0.0.1", self._gate.target)
         wire = Wire(writer, below_writer)
         self._links.add(link, wire)
         ways = [

@@ -67,7 +67,7 @@ class Soak:
         for process, found in sorted(self.growth.items()):
             cells = [f"{found[name][0]:.1f} -> {found[name][1]:.1f}" for name in SLACK]
             lines.append(f"{process:10}" + "".join(f"{cell:>20}" for cell in cells))
-        return [*lines, *(f"WRONG: {one}" for one in self.wrong)] or lines
+        return [*lines, *(f"WRONG: {one}" for one in self.wrong)]
 
 
 async def soak(directory: Path, *, seconds: float, clients: int, seed: int) -> Soak:

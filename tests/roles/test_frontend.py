@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from sdcpd.protocol.messages import Rule
 from sdcpd.protocol.uris import session_path_id
 from tests.kit.api import END, FOX, NAME, STORY, Api, ScriptModel, cluster_api, tokenizer
 from tests.kit.cluster import Cluster
@@ -235,6 +236,35 @@ async def test_usage_says_what_speculation_did() -> None:
                 "tokens_per_pass": 1.0,
                 "self_decoded": 64,
             }
+
+
+@pytest.mark.parametrize(
+    ("word", "temperature", "rule"),
+    [
+        ("rejection", 0.9, Rule.SPECULATIVE_SAMPLING),
+        ("rejection", 0, Rule.GREEDY),
+        ("on", 0.9, Rule.RACE),
+    ],
+)
+async def test_the_rule_of_a_sampled_text_is_asked_for(
+    word: str, temperature: float, rule: Rule
+) -> None:
+    """D-Z7: where the operator leaves the choice."""
+    async with cluster_api(SCRIPT) as (api, cluster):
+        body = {"prompt": [1], "max_tokens": 8, "temperature": temperature}
+        header = f"X-SDCP-Speculation: {word}\r\n"
+        status, answer = await api.json("POST", COMPLETIONS, body=body, headers=header)
+        assert status == 200, answer
+        (routed,) = cluster.router._ended.values()
+        assert routed.machine.contract.rule == rule
+
+
+async def test_a_word_that_is_no_way_to_speculate() -> None:
+    async with cluster_api(SCRIPT) as (api, _):
+        body = {"prompt": [1], "max_tokens": 8}
+        header = "X-SDCP-Speculation: maybe\r\n"
+        status, answer = await api.json("POST", COMPLETIONS, body=body, headers=header)
+        assert status == 400 and "on, off or rejection" in answer["error"]["message"]
 
 
 async def test_a_seed_repeats_a_text() -> None:

@@ -127,7 +127,7 @@ def test_streams_that_are_reset_give_their_window_back(kit: CertKit) -> None:
 
 
 def test_an_answer_on_a_stream_that_the_library_has_forgotten(kit: CertKit) -> None:
-    """A frame that comes after its stream's reset makes a request whose stream is gone soon."""
+    """Of a client that gave its request up while the link was cut."""
     pair = Pair(kit).established()
     codec = H3Codec(pair.server, client=False, now=pair.now, next_event=pair.server.next_event)
     client = H3Connection(pair.client)

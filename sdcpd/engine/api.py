@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sdcpd.protocol.logprobs import Row
 from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.sparse import SparseRows
 
@@ -68,6 +69,8 @@ class Score:
     """Rule 2 only."""
     q_rows: bytes | memoryview | None = None
     """Rule 2 only: M rows of V binary32, little-endian."""
+    logprobs: int | None = None
+    """How many alternatives to each token are wanted with its log-probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,8 @@ class Scored:
     accepted: int
     additional: int
     pass_s: float = 0.0
+    logprobs: tuple[Row, ...] = ()
+    """Where they were wanted: of the accepted tokens and the additional one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,15 @@ class TargetEngine(Protocol):
 
     async def score(self, work: Score) -> Scored:
         """Score one proposal; raises EngineError (nothing has changed then)."""
+
+    async def logprobs(
+        self, tokens: Sequence[int], from_: int, alternatives: int, *, scope: bytes = b""
+    ) -> tuple[Row, ...]:
+        """How probable tokens[from_:] are, each after those before it, with alternatives to each.
+
+        Of the distribution at temperature 1; 1 <= from_ < len(tokens). Raises EngineError.
+        """
+        ...
 
     def forget(self, session: bytes, epoch: int) -> None:
         """Free what is kept for a session; unknown sessions are ignored."""

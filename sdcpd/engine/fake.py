@@ -11,6 +11,7 @@ import hashlib
 import secrets
 import struct
 from collections.abc import Sequence
+from itertools import repeat
 
 from sdcpd.engine.api import (
     KV_BLOCK_TOKENS,
@@ -35,6 +36,7 @@ from sdcpd.protocol.acceptance import (
     winner,
 )
 from sdcpd.protocol.digest import kv_prefix_hash
+from sdcpd.protocol.logprobs import Row, logprob_row
 from sdcpd.protocol.messages import Rule, Sampling
 
 FAKE_KV_OCTETS = 32
@@ -177,7 +179,18 @@ class FakeTarget:
             tokens.append(token)
             rows.append(self.model.scores(tokens))
         found = self._accept(rows, work)
-        return Scored(found.accepted, found.additional, self._pass_time_s)
+        told: tuple[Row, ...] = ()
+        if work.logprobs is not None:
+            chosen = (*work.proposed[: found.accepted], found.additional)
+            told = tuple(map(logprob_row, rows, chosen, repeat(work.logprobs)))
+        return Scored(found.accepted, found.additional, self._pass_time_s, told)
+
+    async def logprobs(
+        self, tokens: Sequence[int], from_: int, alternatives: int, *, scope: bytes = b""
+    ) -> tuple[Row, ...]:
+        """See TargetEngine."""
+        rows = (self.model.scores(tokens[:at]) for at in range(from_, len(tokens)))
+        return tuple(map(logprob_row, rows, tokens[from_:], repeat(alternatives)))
 
     def forget(self, session: bytes, epoch: int) -> None:
         """See TargetEngine."""

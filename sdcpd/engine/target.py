@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import secrets
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-
-from sdcpd.engine.accept import accept
 from sdcpd.engine.api import EngineInfo, KeepEvicted, KvUsage, Prefix, Score, Scored
 from sdcpd.engine.batching import WINDOW_SHARE, BatchWindow
 from sdcpd.engine.evictions import Evictions
@@ -18,87 +14,12 @@ from sdcpd.engine.kv_blocks import decode_blocks, read_blocks
 from sdcpd.engine.kv_memory import KvMemory
 from sdcpd.engine.kv_object import KvKind, KvRows, decode_kv, encode_kv
 from sdcpd.engine.rows import check_rows
-from sdcpd.engine.runner import PASS_ROWS_MAX, Feed, Runner
+from sdcpd.engine.runner import PASS_ROWS_MAX, Runner
+from sdcpd.engine.target_jobs import LogprobsJob, PrepareJob, ScoreJob
 from sdcpd.engine.worker import Worker
+from sdcpd.protocol.logprobs import Row
 
-log = logging.getLogger("sdcpd.engine")
 ROOM_WITHIN_S = 10.0  # how long a new session waits for memory before it is told to come again
-
-
-class _Job:
-    """Feeds a prefix and, when scoring, the proposed tokens after it."""
-
-    def __init__(
-        self, key: tuple[bytes, int], text: list[int], scope: bytes, proposed: Sequence[int] = ()
-    ) -> None:
-        self.key, self.text, self.scope = key, text, scope
-        self.positions = len(text) + len(proposed)
-        self.result: Any = None
-        self._tokens = [*text, *proposed] if proposed else text
-        self._scores = 0
-        self._kv: SessionKv | None = None
-
-    def begin(self, kv: SessionKv) -> None:
-        self._kv = kv
-        known = kv.match(self._tokens, len(self._tokens))
-        if self._scores and known > len(self._tokens) - self._scores:
-            # The wanted scores were computed before but not kept: feed those tokens again.
-            kv.match(self._tokens, len(self._tokens) - self._scores)
-
-    @property
-    def rows_left(self) -> int:
-        assert self._kv is not None
-        return len(self._tokens) - len(self._kv.tokens)
-
-    def feed(self, rows: int) -> Feed:
-        assert self._kv is not None
-        at = len(self._kv.tokens)
-        left = len(self._tokens) - at
-        final = rows == left
-        if not final:
-            # All wanted scores must lie in the last chunk; plan() splits only what is longer.
-            rows = min(rows, left - self._scores)
-        return Feed(self._kv, self._tokens[at : at + rows], self._scores if final else 0)
-
-    def take(self, scores: torch.Tensor, pass_s: float) -> bool:
-        return self.rows_left == 0
-
-
-class _PrepareJob(_Job):
-    """Feeds what `rows`, computed before for the first tokens, do not cover."""
-
-    def __init__(
-        self, key: tuple[bytes, int], text: list[int], scope: bytes, rows: KvRows | None
-    ) -> None:
-        super().__init__(key, text, scope)
-        self._rows = rows
-        self.result = 0  # how many tokens need not be computed, nor were for this session
-
-    def begin(self, kv: SessionKv) -> None:
-        super().begin(kv)
-        self.result, kv.adopted = kv.adopted, 0
-        rows = self._rows
-        if rows is not None and rows.positions > len(kv.tokens):
-            positions = min(rows.positions, len(self._tokens))
-            kv.load(self._tokens[:positions], rows.keys, rows.values)
-            self.result = positions
-            log.info("KV of %d positions loaded", rows.positions)
-
-
-class _ScoreJob(_Job):
-    def __init__(self, prefix: list[int], work: Score) -> None:
-        super().__init__(
-            (work.session, work.epoch), prefix, work.prefix.scope, proposed=work.proposed
-        )
-        self._scores = len(work.proposed) + 1
-        self._work = work
-
-    def take(self, scores: torch.Tensor, pass_s: float) -> bool:
-        if self.rows_left:
-            return False
-        found = accept(scores, self._work)
-        self.result = Scored(found.accepted, found.additional, pass_s)
-        return True
 
 
 class LlamaTarget:
@@ -142,7 +63,7 @@ class LlamaTarget:
         # The last token is fed with the first round, whether an object has its rows or not.
         if len(tokens) == 1:
             return 0
-        job = _PrepareJob((session, epoch), tokens[:-1], prefix.scope, rows)
+        job = PrepareJob((session, epoch), tokens[:-1], prefix.scope, rows)
         return int(await self.worker.run(job, room_within_s=ROOM_WITHIN_S))
 
     def resident(self, session: bytes, epoch: int) -> bool:
@@ -185,9 +106,20 @@ class LlamaTarget:
 
     async def score(self, work: Score) -> Scored:
         """See TargetEngine."""
-        result = await self.worker.run(_ScoreJob(self._tokens(work.prefix), work))
+        result = await self.worker.run(ScoreJob(self._tokens(work.prefix), work))
         assert isinstance(result, Scored)
         return result
+
+    async def logprobs(
+        self, tokens: Sequence[int], from_: int, alternatives: int, *, scope: bytes = b""
+    ) -> tuple[Row, ...]:
+        """See TargetEngine."""
+        key = (secrets.token_bytes(16), 0)  # of no session
+        job = LogprobsJob(key, tokens, from_, scope, alternatives)
+        try:
+            return tuple(await self.worker.run(job, room_within_s=ROOM_WITHIN_S))
+        finally:
+            self.worker.forget(key)
 
     def forget(self, session: bytes, epoch: int) -> None:
         """See TargetEngine."""

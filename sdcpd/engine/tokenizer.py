@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from sdcpd.engine.api import ModelError
+from sdcpd.engine.token_octets import TokenOctets
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CONTEXT_DEFAULT = 2048
@@ -86,6 +87,10 @@ class TextModel:
         """The text of tokens, special tokens left out."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special tokens as they are written."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
         """Render messages by the model's template; raises ChatTemplateError."""
         try:
@@ -96,6 +101,11 @@ class TextModel:
             raise
         except Exception as e:  # a template may compute, so it may fail with anything
             raise ChatTemplateError(f"the chat template refuses the messages: {e}") from e
+
+    @cached_property
+    def octets(self) -> TokenOctets:
+        """What single tokens stand for."""
+        return TokenOctets(self.tokenizer)
 
     @cached_property
     def _compiled_template(self) -> Template:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from cbor2 import dumps
 
-from sdcpd.protocol import cbor, fields
+from sdcpd.protocol import cbor, fields, logprobs
 from sdcpd.protocol.fields import (
     Invalid,
     Table,
@@ -64,6 +64,13 @@ def _ladder(value: object) -> Action:
     if number not in _LADDER:
         raise Invalid("is not reduce, switch, self_decode or fail")
     return Action(number)
+
+
+def _part(value: object) -> tuple[int, ...]:
+    values = uints(value)
+    if len(values) < 2:
+        raise Invalid("is not a part")
+    return values
 
 
 def _prompt(value: object) -> tuple[int, ...] | str:
@@ -150,7 +157,7 @@ _TABLES: dict[type[Message], Table[Any]] = {
         required("commit_log", text),
         optional("resume", _resume.read),
         hint("self_decode_after_ms", uint),
-        hint("logprobs", uint_between(0, 20)),
+        hint("logprobs", uint_between(0, logprobs.ALTERNATIVES_MAX)),
         required("contract", read_contract),
     ),
     SessionState: Table(
@@ -217,6 +224,8 @@ _TABLES: dict[type[Message], Table[Any]] = {
         hint("drafted", uint),
         hint("accepted", uint),
         hint("self_decoded", uint),
+        hint("parts", array_of(_part)),
+        hint("logprobs", logprobs.rows),
     ),
     Event: Table(
         Event,
@@ -232,6 +241,7 @@ _TABLES: dict[type[Message], Table[Any]] = {
         required("from_round", uint),
         required("sampling", _sampling.read),
     ),
+    **logprobs.TABLES,
 }
 
 

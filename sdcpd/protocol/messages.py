@@ -226,7 +226,9 @@ class Output(Message):
     """Committed tokens from the 0-based index from_ on (Section 6.7, D-G1).
 
     Hints: how many rounds, proposed and accepted tokens, and self-decoded rounds the session has
-    had so far at this verifier.
+    had so far at this verifier; parts, of each round that these tokens are of (the length of the
+    output after it, how many tokens were accepted, those that were not), the last two empty for a
+    self-decoded token; logprobs, where the session was opened with them, a row for each token.
     """
 
     session: bytes
@@ -239,6 +241,8 @@ class Output(Message):
     drafted: int | None = None
     accepted: int | None = None
     self_decoded: int | None = None
+    parts: tuple[tuple[int, ...], ...] | None = None
+    logprobs: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,7 +123,11 @@ class RouterSession:
         board: Board,
         settings: RouterSettings,
         drafter_wanted: bool = True,
+        logprobs: int | None = None,
     ) -> None:
+        """`logprobs`: how many alternatives to each token are wanted; for the first client alone,
+        so that a restarted router does not ask for them.
+        """
         self.session, self.contract, self.prompt = session, contract, prompt
         self.commit_log = commit_log
         self.epoch = 1
@@ -138,7 +142,7 @@ class RouterSession:
         self.fenced_at: int | None = None
         """The epoch of a fence that this router never wrote, where that has ended the session."""
         self._board, self._settings = board, settings
-        self._drafter_wanted = drafter_wanted
+        self._drafter_wanted, self._logprobs = drafter_wanted, logprobs
         self._state = SessionState(
             session=session,
             epoch=1,
@@ -316,6 +320,7 @@ class RouterSession:
             commit_log=self.commit_log,
             resume=self._resume,
             self_decode_after_ms=0 if at_once else None,
+            logprobs=self._logprobs,
         )
         self._actions.append(Open(self._new_call(Phase.OPENING), self.verifier, message))
 

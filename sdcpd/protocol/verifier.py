@@ -73,7 +73,7 @@ from sdcpd.protocol.verifier_io import (
     VerifierEvent,
     WithdrawEvents,
 )
-from sdcpd.protocol.verifier_state import Assigned, Period, Phase, VerifierSettings, Work
+from sdcpd.protocol.verifier_state import Assigned, Parts, Period, Phase, VerifierSettings, Work
 
 FENCED = (
     "the session's commit log was fenced: this verifier commits to it and answers for it no more"
@@ -111,6 +111,7 @@ class VerifierSession:
         self.end_reason: str | None = None
         self.ended_at: float | None = None
         self.rounds = self.drafted = self.accepted = self.self_decoded = 0
+        self._parts = Parts()
         self._state = State.WAITING
         self._vocab, self._settings, self._entropy = vocab, settings, entropy
         self._policies = PolicyTable(contract)
@@ -191,6 +192,7 @@ class VerifierSession:
             drafted=self.drafted,
             accepted=self.accepted,
             self_decoded=self.self_decoded,
+            parts=self._parts.after(from_) if part else None,
         )
 
     def deadline(self) -> float | None:
@@ -462,6 +464,7 @@ class VerifierSession:
 
     def _committed_alone(self, work: Work, now: float) -> None:
         self.self_decoded += 1
+        self._parts.add(self.committed, 0)
         self._actions.append(RoundDone(None, 0))
         if self._period is not None and self._period.left is not None:
             self._period.left -= 1
@@ -504,6 +507,8 @@ class VerifierSession:
         self.rounds += 1
         self.drafted += proposed
         self.accepted += acceptance.accepted
+        rejected = propose.proposal.tokens[acceptance.accepted :]
+        self._parts.add(self.committed, acceptance.accepted, *rejected)
         self._answered(now)
         for waiter in [propose, *self._same_round]:
             self._actions.append(Reply(waiter.request, verdict))

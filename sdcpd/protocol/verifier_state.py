@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
 from sdcpd.protocol.acceptance import Acceptance
 from sdcpd.protocol.commit_log import CommitRecord
 from sdcpd.protocol.verifier_io import Propose
+
+PARTS_MAX = 1024  # rounds of which is known what they were like; whoever reads is not far behind
 
 
 class Phase(Enum):
@@ -57,3 +60,23 @@ class Period:
     left: int | None
     silent: bool
     ending: bool = False
+
+
+class Parts:
+    """What the last rounds were like, as `Output.parts` tells it."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[int, ...]] = deque(maxlen=PARTS_MAX)
+
+    def add(self, committed: int, accepted: int, *rejected: int) -> None:
+        """Note a round, after which so many tokens were committed."""
+        self._parts.append((committed, accepted, *rejected))
+
+    def after(self, from_: int) -> tuple[tuple[int, ...], ...]:
+        """The rounds of the tokens from that one on, as far as they are known."""
+        found = []
+        for part in reversed(self._parts):
+            if part[0] <= from_:
+                break
+            found.append(part)
+        return tuple(reversed(found))

@@ -3,27 +3,61 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from sdcpd.roles.api_logprobs import TokenEntry, chat_logprobs, completion_logprobs
 
 # Characters that JSON allows bare and that some clients take for the end of a line.
 _LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}"}
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of a text: what it added, and what was proposed in vain."""
+
+    accepted: str
+    rejected: str
+    own: str
+    """What the verifier wrote itself."""
+    self_decoded: bool
+
+
+@dataclass(slots=True)
+class Piece:
+    """What a text grows by at once."""
+
+    text: str
+    entries: list[TokenEntry] = field(default_factory=list)
+    """Where log-probabilities are wanted: of tokens that begin in this piece."""
+    rounds: list[Round] = field(default_factory=list)
+    """Where they are wanted: the rounds that it came from."""
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.entries or self.rounds)
+
+    def add(self, other: Piece) -> None:
+        """Append what comes after it."""
+        self.text += other.text
+        self.entries += other.entries
+        self.rounds += other.rounds
+
+
 class Answer(Protocol):
-    """One kind of answer to one request."""
+    """One kind of answer to one request, which may have several choices."""
 
-    def whole(self, text: str, finish_reason: str, usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer that is not streamed."""
+    def whole(self, choices: Sequence[tuple[Piece, str]], usage: dict[str, Any]) -> dict[str, Any]:
+        """The answer that is not streamed: texts, and why each ended."""
 
-    def opening(self) -> list[dict[str, Any]]:
-        """Chunks that come before any text."""
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """Chunks of a choice that come before any text."""
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """A chunk of text."""
+    def piece(self, index: int, piece: Piece) -> dict[str, Any]:
+        """A chunk of a choice's text."""
 
-    def end(self, finish_reason: str) -> dict[str, Any]:
-        """The chunk that says why the text ends."""
+    def end(self, index: int, finish_reason: str) -> dict[str, Any]:
+        """The chunk that says why a choice ends."""
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The chunk without choices that carries the usage."""
@@ -36,31 +70,47 @@ class ChatAnswer:
     session: str
     created: int
     model: str
+    logprobs: int | None = None
+    """How many alternatives are shown; None: no log-probabilities are."""
 
-    def whole(self, text: str, finish_reason: str, usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[tuple[Piece, str]], usage: dict[str, Any]) -> dict[str, Any]:
         """See Answer."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
-        return self._object("chat.completion", [choice], usage=usage)
+        shown = []
+        for index, (piece, finish_reason) in enumerate(choices):
+            message = {"role": "assistant", "content": piece.text, "refusal": None}
+            choice = {"index": index, "message": message, "logprobs": self._logprobs(piece)}
+            shown.append(choice | {"finish_reason": finish_reason})
+        return self._object("chat.completion", shown, usage=usage)
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self, index: int) -> list[dict[str, Any]]:
         """See Answer."""
-        return [self._chunk({"role": "assistant", "content": ""}, None)]
+        return [self._chunk(index, {"role": "assistant", "content": ""}, None)]
 
-    def piece(self, text: str) -> dict[str, Any]:
+    def piece(self, index: int, piece: Piece) -> dict[str, Any]:
         """See Answer."""
-        return self._chunk({"content": text}, None)
+        logprobs = self._logprobs(piece)
+        return self._chunk(index, {"content": piece.text}, None, logprobs) | _rounds(index, piece)
 
-    def end(self, finish_reason: str) -> dict[str, Any]:
+    def end(self, index: int, finish_reason: str) -> dict[str, Any]:
         """See Answer."""
-        return self._chunk({}, finish_reason)
+        return self._chunk(index, {}, finish_reason)
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """See Answer."""
         return self._object("chat.completion.chunk", [], usage=usage)
 
-    def _chunk(self, delta: dict[str, str], finish_reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        return None if self.logprobs is None else chat_logprobs(piece.entries)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, str],
+        finish_reason: str | None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs}
+        choice["finish_reason"] = finish_reason
         return self._object("chat.completion.chunk", [choice])
 
     def _object(self, kind: str, choices: list[dict[str, Any]], **more: object) -> dict[str, Any]:
@@ -81,36 +131,61 @@ class CompletionAnswer:
     session: str
     created: int
     model: str
+    logprobs: int | None = None
+    """As in ChatAnswer."""
 
-    def whole(self, text: str, finish_reason: str, usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[tuple[Piece, str]], usage: dict[str, Any]) -> dict[str, Any]:
         """See Answer."""
-        return self._object(text, finish_reason) | {"usage": usage}
+        shown = [self._choice(index, piece, why) for index, (piece, why) in enumerate(choices)]
+        return self._object(shown) | {"usage": usage}
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self, index: int) -> list[dict[str, Any]]:
         """See Answer."""
         return []
 
-    def piece(self, text: str) -> dict[str, Any]:
+    def piece(self, index: int, piece: Piece) -> dict[str, Any]:
         """See Answer."""
-        return self._object(text, None)
+        return self._object([self._choice(index, piece, None)]) | _rounds(index, piece)
 
-    def end(self, finish_reason: str) -> dict[str, Any]:
+    def end(self, index: int, finish_reason: str) -> dict[str, Any]:
         """See Answer."""
-        return self._object("", finish_reason)
+        choice = {"index": index, "text": "", "logprobs": None, "finish_reason": finish_reason}
+        return self._object([choice])
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """See Answer."""
-        return self._object("", None) | {"choices": [], "usage": usage}
+        return self._object([]) | {"usage": usage}
 
-    def _object(self, text: str, finish_reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(self, index: int, piece: Piece, finish_reason: str | None) -> dict[str, Any]:
+        shown = self.logprobs
+        logprobs = None if shown is None else completion_logprobs(piece.entries, alternatives=shown)
+        choice = {"index": index, "text": piece.text, "logprobs": logprobs}
+        return choice | {"finish_reason": finish_reason}
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": f"cmpl-{self.session}",
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
-            "choices": [choice],
+            "choices": choices,
         }
+
+
+def _rounds(index: int, piece: Piece) -> dict[str, Any]:
+    """What a chunk tells of the rounds that its text came from, where that was asked for."""
+    if not piece.rounds:
+        return {}
+    rounds = [
+        {
+            "accepted": one.accepted,
+            "rejected": one.rejected,
+            "own": one.own,
+            "self_decoded": one.self_decoded,
+        }
+        for one in piece.rounds
+    ]
+    return {"sdcp": {"index": index, "rounds": rounds}}
 
 
 def octets_of(value: object) -> bytes:

@@ -6,59 +6,29 @@ unless it has its harmless value; a parameter that nobody here knows is ignored.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
+from sdcpd.protocol.logprobs import ALTERNATIVES_MAX
 from sdcpd.protocol.messages import Sampling
 from sdcpd.roles.api_errors import ApiError, invalid
+from sdcpd.roles.api_messages import Body, ChatMessages, Message, Section
+from sdcpd.roles.api_unserved import HARMLESS, refuse_unserved
 
 log = logging.getLogger("sdcpd.api")
 STOPS_MAX = 4
 STOP_CHARACTERS_MAX = 1024  # text is held back for as long as this, and compared
 SEED_MODULUS = 1 << 64
-ROLES = ("system", "developer", "user", "assistant")
+CHOICES_MAX = 8
+TEXTS_MAX = 128
 
-# Known parameters that are not served, with the values that ask for nothing.
-_HARMLESS: dict[str, tuple[object, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "n": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "echo": (False,),
-    "suffix": ("",),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_TOOLS = (("tools", "tool_choice"), ("functions", "function_call"))
 
 
 def _stops(value: object) -> object:
@@ -72,79 +42,89 @@ def _stops(value: object) -> object:
     return strings
 
 
-def _content(value: object) -> object:
-    """The text of a message: a string, or the text parts of a list, a line each."""
-    if not isinstance(value, list):
-        if isinstance(value, str) or value is None:
-            return value
-        raise ValueError("must be a string or a list of parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"parts of type {kind!r} are not served; only text is")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("a text part must have a string as its text")
-        texts.append(part["text"])
-    return "\n".join(texts)
+def _prompts(value: object) -> object:
+    """A list of prompts, each a text or a list of tokens, of what may be one alone."""
+    if value is None:
+        return None
+    one = isinstance(value, str) or (isinstance(value, list) and _are_tokens(value))
+    prompts = [value] if one else value
+    if not isinstance(prompts, list) or not all(
+        isinstance(prompt, str) or (isinstance(prompt, list) and _are_tokens(prompt))
+        for prompt in prompts
+    ):
+        raise ValueError("must be a string, a list of token ids, or a list of either")
+    return prompts
 
 
-def _prompt(value: object) -> object:
-    """A text or a list of tokens; lists of one prompt are unpacked."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
-        raise ValueError("must be one string or one list of token ids; send one prompt a request")
-    return value
+def _are_tokens(value: list[object]) -> bool:
+    return bool(value) and all(type(token) is int for token in value)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
+def _whether(value: object) -> object:
+    """Some clients say false where they mean none."""
+    return None if value is False else value
 
 
-class StreamOptions(_Section):
+_Alternatives = Annotated[int, Field(ge=0, le=ALTERNATIVES_MAX)]
+
+
+class StreamOptions(Section):
     """`stream_options`"""
 
     include_usage: bool | None = None
+    include_speculation: bool | None = None
+    """Whether chunks tell what the rounds were like that their text came from."""
 
 
-class Message(_Section):
-    """One message of a chat."""
+class TextBody(Body):
+    """What both kinds of request for a text share."""
 
-    role: str
-    content: Annotated[str | None, BeforeValidator(_content)] = None
-    tool_calls: list[Any] | None = None
-
-
-class TextBody(_Section):
-    """What both kinds of request share."""
-
-    model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: bool | None = None
     ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=CHOICES_MAX)] | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many texts are wanted for a prompt."""
+        return self.n or 1
 
     @property
     def max_new(self) -> int | None:
         """Tokens wanted, if the request says."""
-        return self.max_completion_tokens or self.max_tokens
+        given = (self.max_completion_tokens, self.max_tokens)
+        return next((count for count in given if count is not None), None)
 
     @property
     def usage_in_stream(self) -> bool:
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def sampling(self) -> Sampling:
+    @property
+    def rounds_in_stream(self) -> bool:
+        """Whether a stream tells what the rounds were like."""
+        return bool(self.stream_options and self.stream_options.include_speculation)
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to each token are wanted; None: no log-probabilities are."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """See Body."""
+        if self.max_new == 0:
+            name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+            raise invalid(f"{name} must be at least 1, or 0 with echo", name)
+
+    def sampling(self, choice: int = 0) -> Sampling:
         """The profile, rounded to the protocol's 1/1000 (Section 4.1, D-S1 to D-S4)."""
         temperature = 1.0 if self.temperature is None else self.temperature
         # Rounding must not make a text greedy that was not asked to be.
@@ -153,48 +133,81 @@ class TextBody(_Section):
             temperature_milli=milli,
             top_k=self.top_k if self.top_k and self.top_k > 0 else None,
             top_p_milli=None if self.top_p is None else round(1000 * self.top_p),
-            seed=None if self.seed is None else self.seed % SEED_MODULUS,
+            seed=None if self.seed is None else _seed(self.seed % SEED_MODULUS, choice),
         )
 
 
 class CompletionBody(TextBody):
     """`POST /v1/completions`"""
 
-    prompt: Annotated[str | list[int] | None, BeforeValidator(_prompt)] = None
+    prompt: Annotated[list[str | list[int]] | None, BeforeValidator(_prompts)] = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[_Alternatives | None, BeforeValidator(_whether)] = None
+
+    @property
+    def alternatives(self) -> int | None:
+        """See TextBody."""
+        return self.logprobs
+
+    def check(self) -> None:
+        """See Body."""
+        if not self.echo:
+            super().check()
+        if self.best_of is not None and self.best_of != self.choices:
+            raise invalid(
+                f"best_of = {self.best_of} is not served: it must be n, which is {self.choices}",
+                "best_of",
+                code="unsupported_parameter",
+            )
+        texts = len(self.prompt or ()) * self.choices
+        if texts > TEXTS_MAX:
+            raise invalid(f"prompt: {texts} texts in a request; there may be {TEXTS_MAX}", "prompt")
 
 
-class ChatBody(TextBody):
+class ChatBody(TextBody, ChatMessages):
     """`POST /v1/chat/completions`"""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: _Alternatives | None = None
 
-    def for_template(self) -> list[dict[str, str]]:
-        """Messages as templates know them: all system messages are one, and the first."""
-        system, rest = [], []
-        for index, message in enumerate(self.messages):
-            text = _text_of(message, f"messages[{index}]")
-            if message.role in ("system", "developer"):
-                system.append(text)
-            else:
-                rest.append({"role": message.role, "content": text})
-        first = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-        return first + rest
+    @property
+    def alternatives(self) -> int | None:
+        """See TextBody."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        """See Body."""
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs needs logprobs = true", "top_logprobs")
 
 
-B = TypeVar("B", bound=TextBody)
+B = TypeVar("B", bound=Body)
 
 
 def read_body(kind: type[B], octets: bytes) -> B:
     """Parse and check a body, whatever its Content-Type says; raises ApiError 400."""
     value = _json_object(octets)
-    _refuse_unserved(value)
-    unknown = sorted(value.keys() - kind.model_fields.keys() - _HARMLESS.keys())
+    refuse_unserved(value, kind.model_fields)
+    unknown = sorted(value.keys() - kind.model_fields.keys() - HARMLESS.keys())
     if unknown:
         log.debug("ignored parameters: %s", ascii(unknown))
     try:
-        return kind.model_validate(value)
+        body = kind.model_validate(value)
     except ValidationError as e:
         raise _first(e) from e
+    body.check()
+    return body
+
+
+def _seed(seed: int, choice: int) -> int:
+    """The seed of one of several choices (D-Z7)."""
+    if choice == 0:
+        return seed
+    octets = seed.to_bytes(8, "big") + choice.to_bytes(4, "big")
+    return int.from_bytes(hashlib.sha256(octets).digest()[:8], "big")
 
 
 def _json_object(octets: bytes) -> dict[str, Any]:
@@ -211,42 +224,6 @@ def _json_object(octets: bytes) -> dict[str, Any]:
 
 def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
-
-
-def _refuse_unserved(value: dict[str, Any]) -> None:
-    for name, choice in _TOOLS:
-        if value.get(name) and value.get(choice) != "none":
-            raise invalid(
-                f"{name} are not served by this server; send none, or {choice} none",
-                name,
-                code="unsupported_parameter",
-            )
-    for name, harmless in _HARMLESS.items():
-        given = value.get(name)
-        if given is not None and not any(_same(given, one) for one in harmless):
-            raise invalid(
-                f"{name} = {json.dumps(given)[:80]} is not served by this server; leave it out",
-                name,
-                code="unsupported_parameter",
-            )
-
-
-def _same(a: object, b: object) -> bool:
-    """Equality that tells 0 from false."""
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
-
-
-def _text_of(message: Message, place: str) -> str:
-    if message.role not in ROLES:
-        raise invalid(
-            f"{place}.role: {message.role!r} is not served; expected one of {', '.join(ROLES)}",
-            f"{place}.role",
-        )
-    if message.tool_calls:
-        raise invalid(f"{place}.tool_calls are not served", f"{place}.tool_calls")
-    if message.content is None and message.role != "assistant":
-        raise invalid(f"{place}.content must be a string or a list of parts", f"{place}.content")
-    return message.content or ""
 
 
 def _first(error: ValidationError) -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.roles.api_bodies import TextBody
@@ -22,8 +23,8 @@ def plan(
     param: str,
     max_new_default: int | None,
     request: Request,
-) -> GenerationRequest:
-    """The text to generate; `param` is what the prompt came from; raises ApiError 400.
+) -> list[GenerationRequest]:
+    """The texts to generate for a prompt; `param` is what it came from; raises ApiError 400.
 
     Without `max_new_default` a text may fill the rest of the context.
     """
@@ -32,16 +33,19 @@ def plan(
     wanted = body.max_new
     if wanted is None:
         wanted = room if max_new_default is None else min(max_new_default, room)
-    if room < 1 or wanted > room:
+    if room < (0 if body.max_new == 0 else 1) or wanted > room:
         raise _too_long(body.max_new, len(prompt), context=text.context_max, param=param)
-    return GenerationRequest(
+    first = GenerationRequest(
         prompt=tuple(prompt),
         max_new=wanted,
         stop=() if body.ignore_eos else text.eos,
         sampling=body.sampling(),
         speculate=(speculation := _speculation(body, request)) != "off",
         rejection=speculation == "rejection",
+        logprobs=body.alternatives,
     )
+    others = range(1, body.choices)
+    return [first, *(replace(first, sampling=body.sampling(choice)) for choice in others)]
 
 
 def _check_prompt(prompt: Sequence[int], *, text: TextModel, param: str) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Any
 
 from sdcpd.roles.api_answers import Answer, event
+from sdcpd.roles.api_choices import Choices
 from sdcpd.roles.api_errors import broken_off
-from sdcpd.roles.api_text import TextRun
 from sdcpd.roles.generation import GenerationError
 from sdcpd.transport.http import Headers
 
@@ -54,44 +55,44 @@ class EventBody:
 
 
 class EventStream(EventBody):
-    """The body of a streamed answer; closing it ends the session."""
+    """The body of a streamed answer; closing it ends its sessions."""
 
     def __init__(
         self,
-        run: TextRun,
+        choices: Choices,
         answer: Callable[[str], Answer],
         *,
-        with_usage: bool,
+        usage: Callable[[], dict[str, Any]] | None,
         ping_s: float,
-        ended: Callable[[str, TextRun], None],
+        ended: Callable[[str], None],
     ) -> None:
-        """`ended` gets the session when all was sent."""
+        """`usage`: what is told at the end; `ended` gets the first session when all was sent."""
         super().__init__(self._all_events(), ping_s=ping_s)
-        self._run, self._answer = run, answer
-        self._with_usage, self._ended = with_usage, ended
+        self._choices, self._answer = choices, answer
+        self._usage, self._ended = usage, ended
 
     async def aclose(self) -> None:
-        """End the session too if it still runs."""
-        self._run.close()
+        """End the sessions too that still run."""
+        self._choices.close()
         await super().aclose()
 
     async def _all_events(self) -> AsyncGenerator[bytes, None]:
         """Everything up to [DONE]; a text that fails has an error there and no [DONE]."""
         try:
-            session = await self._run.opened()
+            session = await self._choices.first.opened()
             answer = self._answer(session)
-            for chunk in answer.opening():
-                yield event(chunk)
-            async with aclosing(self._run.pieces()) as pieces:
-                async for text in pieces:
-                    yield event(answer.piece(text))
-            self._run.close()  # after a stop string the session still runs
-            assert self._run.finish_reason is not None, "a text without one raises"
-            end = event(answer.end(self._run.finish_reason))
-            if self._with_usage:
-                end += event(answer.usage(self._run.usage()))
-            self._ended(session, self._run)
-            yield end + DONE
+            for index in range(len(self._choices.runs)):
+                for chunk in answer.opening(index):
+                    yield event(chunk)
+            async with aclosing(self._choices.pieces()) as pieces:
+                async for index, piece in pieces:
+                    if piece is not None:
+                        yield event(answer.piece(index, piece))
+                    else:
+                        yield event(answer.end(index, self._choices.finish_reason(index)))
+            last = event(answer.usage(self._usage())) if self._usage is not None else b""
+            self._ended(session)
+            yield last + DONE
         except GenerationError as e:
             yield event(broken_off(str(e)).body())
         except Exception:

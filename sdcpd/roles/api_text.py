@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Protocol
 
 from sdcpd.engine.tokenizer import TextModel, TextStream
 from sdcpd.protocol.uris import session_path_id
+from sdcpd.roles.api_answers import Piece
+from sdcpd.roles.api_logprobs import entry
 from sdcpd.roles.api_stop import StopCutter
+from sdcpd.roles.api_tokens import Entries, Rounds
 from sdcpd.roles.generation import (
     Generation,
     GenerationError,
     GenerationRequest,
+    GenerationStats,
     Generator,
     Tokens,
     closing_parts,
 )
 from sdcpd.roles.tasks import Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One choice of an answer: what is generated, and what is shown of it."""
+
+    request: GenerationRequest
+    stop_strings: Sequence[str] = ()
+    echo: str | None = None
+    """The prompt's text, if it is to stand before its continuation."""
+    rounds: bool = False
+    """Whether it is told of each piece which rounds it came from."""
 
 
 class Endings(Tasks):
@@ -30,76 +47,94 @@ class Endings(Tasks):
         await self.aclose()
 
 
+class Run(Protocol):
+    """One choice being made; whoever has one closes it, whatever has happened."""
+
+    wanted: Wanted
+    finish_reason: str | None
+    """Why the text ended, once all of it was given out."""
+    completion_tokens: int
+    """Tokens up to where the text ends; a stop token is no part of it."""
+
+    @property
+    def stats(self) -> GenerationStats: ...
+
+    async def opened(self) -> str:
+        """The session's label, once it is open; raises GenerationError."""
+
+    def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The text as it becomes certain; raises GenerationError."""
+
+    def close(self) -> None:
+        """End the session unless its verifier has; returns at once."""
+
+
+async def echoed(generator: Generator, wanted: Wanted, text: TextModel) -> Piece:
+    """A prompt as the beginning of its own continuation; raises GenerationError."""
+    piece = Piece(wanted.echo or "")
+    prompt, alternatives = wanted.request.prompt, wanted.request.logprobs
+    if alternatives is not None:
+        rows = (None, *await generator.logprobs(prompt, alternatives))
+        stream, offset = TextStream(text), 0
+        for token, row in zip(prompt, rows, strict=True):
+            piece.entries.append(entry(text.octets, token, row, offset=offset))
+            offset += len(stream.add(token))
+    return piece
+
+
 class TextRun:
-    """Begins a text at once; whoever makes one closes it, whatever has happened."""
+    """See Run. Begins its session at once."""
 
     def __init__(
-        self,
-        generator: Generator,
-        request: GenerationRequest,
-        *,
-        text: TextModel,
-        stop_strings: Sequence[str],
-        endings: Endings,
+        self, generator: Generator, wanted: Wanted, *, text: TextModel, endings: Endings
     ) -> None:
-        self.request = request
+        self.wanted, self.completion_tokens = wanted, 0
         self.finish_reason: str | None = None
-        """Why the text ended, once all of it was given out."""
-        self.completion_tokens = 0
-        """Tokens up to where the text ends; a stop token is no part of it."""
-        self._endings = endings
-        self._stream, self._cutter = TextStream(text), StopCutter(stop_strings)
+        request = wanted.request
+        self._generator, self._text, self._endings = generator, text, endings
+        self._stream, self._cutter = TextStream(text), StopCutter(wanted.stop_strings)
+        self._entries = Entries(text.octets) if request.logprobs is not None else None
+        self._rounds = Rounds(text) if wanted.rounds else None
         self._stop = frozenset(request.stop)
         self._stopped = False  # by a stop token
+        self._made = self._shown = 0  # characters, before the cutter and after it
         self._session_ended = False
         self._closed = False
         self.opening: asyncio.Future[Generation] = asyncio.ensure_future(
             generator.generate(request)
         )
 
+    @property
+    def stats(self) -> GenerationStats:
+        """See Run."""
+        return self.opening.result().stats
+
     async def opened(self) -> str:
-        """The session's label, once it is open; raises GenerationError."""
+        """See Run."""
         # Shielded: a session that is just being opened has to be ended, not forgotten.
         return session_path_id((await asyncio.shield(self.opening)).session)
 
-    async def pieces(self) -> AsyncGenerator[str, None]:
-        """The text as it becomes certain; raises GenerationError."""
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """See Run."""
         generation = await asyncio.shield(self.opening)
+        if self.wanted.echo is not None:
+            piece = await echoed(self._generator, self.wanted, self._text)
+            self._made = self._shown = len(piece.text)
+            yield piece
         async with closing_parts(aiter(generation)) as parts:
             async for part in parts:
                 self._session_ended = part.finished
-                if text := self._take(part):
-                    yield text
+                if piece := self._take(part):
+                    yield piece
                 if self.finish_reason is not None:
                     return
         raise GenerationError("the session ended before the text did")
 
     def close(self) -> None:
-        """End the session unless its verifier has; returns at once."""
+        """See Run."""
         if not self._closed and not self._session_ended:
             self._endings.spawn(self._end(), name="end of a session")
         self._closed = True
-
-    def usage(self) -> dict[str, Any]:
-        """The `usage` object; drafted tokens that the text doesn't show count as rejected."""
-        stats = self.opening.result().stats
-        prompt, completion = len(self.request.prompt), self.completion_tokens
-        accepted = min(stats.accepted, completion)
-        passes = stats.passes
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "completion_tokens_details": {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": stats.drafted - accepted,
-            },
-            "sdcp": {
-                "rounds": stats.rounds,
-                "tokens_per_pass": round(stats.committed / passes, 3) if passes else 0.0,
-                "self_decoded": stats.self_decoded,
-            },
-        }
 
     async def _end(self) -> None:
         try:
@@ -108,25 +143,73 @@ class TextRun:
             return  # so there is nothing to end
         await generation.cancel()
 
-    def _take(self, part: Tokens) -> str:
-        """The text that these tokens add."""
-        shown = []
-        for token in part.tokens:
-            if self._stopped or token in self._stop:
-                self._stopped = True  # the stop token, and nothing comes after it
-                continue
-            self.completion_tokens += 1
-            shown.append(self._cutter.add(self._stream.add(token)))
+    def _take(self, part: Tokens) -> Piece:
+        """What these tokens add to the text."""
+        piece, texts = Piece(""), []
+        for index, token in enumerate(part.tokens):
+            if self._entries is not None:
+                self._enter(token, part, index)
+            texts.append(self._add(token, piece))
             if self._cutter.hit:
                 self.finish_reason = "stop"
-                return "".join(shown)
-        if part.finished:
-            shown.append(self._tail())
-        return "".join(shown)
+                break
+        if self._rounds is not None:
+            piece.rounds = self._rounds.of(texts, part.parts)
+        if part.finished and self.finish_reason is None:
+            self._finish(piece)
+        self._shown += len(piece.text)
+        if self._entries is not None:
+            piece.entries = self._entries.release(self._shown)
+            if self.finish_reason is not None and not self._cutter.hit:
+                piece.entries += self._entries.finish()
+        return piece
 
-    def _tail(self) -> str:
-        """What was held back, now that the text has ended by itself."""
-        text = self._cutter.add(self._stream.finish()) + self._cutter.finish()
+    def _add(self, token: int, piece: Piece) -> str:
+        """Add one token to a piece; returns its own text."""
+        if self._stopped or token in self._stop:
+            self._stopped = True  # the stop token, and nothing comes after it
+            return ""
+        self.completion_tokens += 1
+        text = self._stream.add(token)
+        self._made += len(text)
+        piece.text += self._cutter.add(text)
+        return text
+
+    def _enter(self, token: int, part: Tokens, index: int) -> None:
+        """Note a token's log-probabilities; a stop token is shown to those who echo alone.
+
+        Those score texts, and count an entry for each token that they asked for.
+        """
+        assert self._entries is not None
+        ends = self._stopped or token in self._stop
+        if not ends or (self.wanted.echo is not None and not self._stopped):
+            self._entries.add(token, part.logprobs[index], offset=self._made)
+
+    def _finish(self, piece: Piece) -> None:
+        """Add what was held back, now that the text has ended by itself."""
+        piece.text += self._cutter.add(self._stream.finish()) + self._cutter.finish()
         stopped = self._stopped or self._cutter.hit
         self.finish_reason = "stop" if stopped else "length"
-        return text
+
+
+class PromptRun:
+    """See Run. A prompt that is shown, with nothing after it; no session is needed for that."""
+
+    def __init__(
+        self, generator: Generator, wanted: Wanted, *, text: TextModel, label: str
+    ) -> None:
+        self.wanted, self.completion_tokens, self.stats = wanted, 0, GenerationStats()
+        self.finish_reason: str | None = None
+        self._generator, self._text, self._label = generator, text, label
+
+    async def opened(self) -> str:
+        """See Run."""
+        return self._label
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """See Run."""
+        yield await echoed(self._generator, self.wanted, self._text)
+        self.finish_reason = "length"
+
+    def close(self) -> None:
+        """See Run: there is no session."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from sdcpd.engine.tokenizer import ChatTemplateError, TextModel
+from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.api_answers import Answer, ChatAnswer, CompletionAnswer, octets_of
 from sdcpd.roles.api_bodies import ChatBody, CompletionBody, TextBody
+from sdcpd.roles.api_choices import Choices, usage_of
 from sdcpd.roles.api_errors import (
     JSON_HEADERS,
     ApiError,
@@ -20,14 +24,16 @@ from sdcpd.roles.api_errors import (
     not_begun,
     retry_after,
 )
+from sdcpd.roles.api_messages import ChatMessages
 from sdcpd.roles.api_plan import plan
 from sdcpd.roles.api_stream import HEADERS, EventStream
-from sdcpd.roles.api_text import Endings, TextRun
-from sdcpd.roles.generation import GenerationError, GenerationRequest, Generator
+from sdcpd.roles.api_text import Endings, PromptRun, Run, TextRun, Wanted
+from sdcpd.roles.generation import GenerationError, Generator
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.http1 import StreamingResponse
 
 log = logging.getLogger("sdcpd.api")
+T = TypeVar("T")
 COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's
 ENCODE_CHARACTERS_MAX = 8192  # longer texts are encoded in a thread
 CLOSE_S = 2.0
@@ -41,6 +47,32 @@ class Asked:
     owner: str
     body: TextBody
     answer: Callable[[str], Answer]
+
+
+async def run_beside(size: int, what: Callable[..., T], *arguments: object) -> T:
+    """Call at once what is soon done, and in a thread what is not."""
+    if size <= ENCODE_CHARACTERS_MAX:
+        return what(*arguments)
+    return await asyncio.to_thread(what, *arguments)
+
+
+async def encode(text: TextModel, plain: str, *, special: bool = True) -> Sequence[int]:
+    """The tokens of a text."""
+    return await run_beside(len(plain), partial(text.encode, special=special), plain)
+
+
+async def chat_tokens(
+    text: TextModel, body: ChatMessages, *, special: bool = False
+) -> Sequence[int]:
+    """The tokens of a chat, as the model's template puts it; raises ApiError 400.
+
+    Templates put special tokens themselves.
+    """
+    try:
+        rendered = text.chat_prompt(body.for_template())
+    except ChatTemplateError as e:
+        raise invalid(str(e), "messages") from e
+    return await encode(text, rendered, special=special)
 
 
 class Texts:
@@ -61,31 +93,32 @@ class Texts:
     async def complete(
         self, body: CompletionBody, request: Request, *, owner: str
     ) -> Response | StreamingResponse:
-        """Continue a text; raises ApiError."""
-        if body.prompt is None:
+        """Continue one text or several; raises ApiError."""
+        if not body.prompt:
             raise invalid("prompt is missing", "prompt", code="missing_required_parameter")
-        given = body.prompt
-        prompt = await self._encode(given) if isinstance(given, str) else given
-        wanted = plan(
-            body,
-            prompt,
-            text=self._text,
-            param="prompt",
-            max_new_default=COMPLETION_TOKENS_DEFAULT,
-            request=request,
-        )
+        wanted: list[Wanted] = []
+        for given in body.prompt:
+            prompt = await encode(self._text, given) if isinstance(given, str) else given
+            texts = plan(
+                body,
+                prompt,
+                text=self._text,
+                param="prompt",
+                max_new_default=COMPLETION_TOKENS_DEFAULT,
+                request=request,
+            )
+            echo = None
+            if body.echo:
+                echo = given if isinstance(given, str) else self._text.decode(given)
+            wanted += [Wanted(one, body.stop, echo, body.rounds_in_stream) for one in texts]
         return await self._run(wanted, self._asked(request, owner, body, CompletionAnswer))
 
     async def chat(
         self, body: ChatBody, request: Request, *, owner: str
     ) -> Response | StreamingResponse:
         """Answer a chat; raises ApiError."""
-        try:
-            rendered = self._text.chat_prompt(body.for_template())
-        except ChatTemplateError as e:
-            raise invalid(str(e), "messages") from e
-        prompt = await self._encode(rendered, special=False)  # the template has put its own
-        wanted = plan(
+        prompt = await chat_tokens(self._text, body)
+        texts = plan(
             body,
             prompt,
             text=self._text,
@@ -93,30 +126,34 @@ class Texts:
             max_new_default=None,
             request=request,
         )
+        wanted = [Wanted(one, body.stop, rounds=body.rounds_in_stream) for one in texts]
         return await self._run(wanted, self._asked(request, owner, body, ChatAnswer))
 
     def _asked(
-        self, request: Request, owner: str, body: TextBody, kind: Callable[[str, int, str], Answer]
+        self,
+        request: Request,
+        owner: str,
+        body: TextBody,
+        kind: Callable[[str, int, str, int | None], Answer],
     ) -> Asked:
         created = int(time.time())
-        return Asked(request, owner, body, lambda session: kind(session, created, self._model))
 
-    async def _encode(self, text: str, *, special: bool = True) -> Sequence[int]:
-        if len(text) <= ENCODE_CHARACTERS_MAX:
-            return self._text.encode(text, special=special)
-        return await asyncio.to_thread(self._text.encode, text, special=special)
+        def answer(session: str) -> Answer:
+            return kind(session, created, self._model, body.alternatives)
 
-    async def _run(self, wanted: GenerationRequest, asked: Asked) -> Response | StreamingResponse:
-        run = self._begin(wanted, asked.body.stop)
+        return Asked(request, owner, body, answer)
+
+    async def _run(self, wanted: Sequence[Wanted], asked: Asked) -> Response | StreamingResponse:
+        choices = self._begin(wanted)
         try:
             if asked.body.stream:
-                return await self._streamed(run, asked)
-            return await self._whole(run, asked)
+                return await self._streamed(choices, asked)
+            return await self._whole(choices, asked)
         except BaseException:  # a client that goes away cancels us
-            run.close()
+            choices.close()
             raise
 
-    def _begin(self, wanted: GenerationRequest, stop_strings: Sequence[str]) -> TextRun:
+    def _begin(self, wanted: Sequence[Wanted]) -> Choices:
         waiting = len(self._opening)
         if waiting >= self._max_queue:
             raise ApiError(
@@ -125,58 +162,61 @@ class Texts:
                 code="queue_full",
                 headers=retry_after(1),
             )
-        run = TextRun(
-            self._generator,
-            wanted,
-            text=self._text,
-            stop_strings=stop_strings,
-            endings=self._endings,
-        )
+        return Choices([partial(self._begin_one, one) for one in wanted])
+
+    def _begin_one(self, wanted: Wanted) -> Run:
+        if wanted.request.max_new == 0:
+            label = session_path_id(secrets.token_bytes(16))
+            return PromptRun(self._generator, wanted, text=self._text, label=label)
+        run = TextRun(self._generator, wanted, text=self._text, endings=self._endings)
         self._opening.add(run.opening)
         run.opening.add_done_callback(self._opening.discard)
         return run
 
-    async def _whole(self, run: TextRun, asked: Asked) -> Response:
+    async def _whole(self, choices: Choices, asked: Asked) -> Response:
         try:
-            session = await run.opened()
+            session = await choices.first.opened()
         except GenerationError as e:
             raise not_begun(e) from e
         try:
-            text = "".join([piece async for piece in run.pieces()])
+            texts = await choices.whole()
         except GenerationError as e:
             raise broken_off(str(e)) from e
-        run.close()  # after a stop string the session still runs
-        _log(session, run, asked)
-        assert run.finish_reason is not None, "a text without one raises"
-        value = asked.answer(session).whole(text, run.finish_reason, run.usage())
+        _log(session, choices, asked)
+        usage = usage_of(choices, per_prompt=asked.body.choices)
+        value = asked.answer(session).whole(texts, usage)
         return Response(200, (*JSON_HEADERS, ("x-request-id", session)), octets_of(value))
 
-    async def _streamed(self, run: TextRun, asked: Asked) -> StreamingResponse:
+    async def _streamed(self, choices: Choices, asked: Asked) -> StreamingResponse:
         """A stream, which begins before its session if that takes long: proxies lose patience."""
         headers = HEADERS
-        await asyncio.wait({run.opening}, timeout=self._ping_s or None)
-        if run.opening.done():
+        opening = asyncio.ensure_future(choices.first.opened())
+        await asyncio.wait({opening}, timeout=self._ping_s or None)
+        if opening.done():
             try:
-                headers = (*HEADERS, ("x-request-id", await run.opened()))
+                headers = (*HEADERS, ("x-request-id", opening.result()))
             except GenerationError as e:
                 raise not_begun(e) from e
+        opening.cancel()
+        usage = partial(usage_of, choices, per_prompt=asked.body.choices)
         stream = EventStream(
-            run,
+            choices,
             asked.answer,
-            with_usage=asked.body.usage_in_stream,
+            usage=usage if asked.body.usage_in_stream else None,
             ping_s=self._ping_s,
-            ended=lambda session, run: _log(session, run, asked),
+            ended=lambda session: _log(session, choices, asked),
         )
         return StreamingResponse(200, headers, stream)
 
 
-def _log(session: str, run: TextRun, asked: Asked) -> None:
+def _log(session: str, choices: Choices, asked: Asked) -> None:
+    runs = [run for run in choices.runs if run is not None]
     log.info(
         "session %s: %s by %s: %d prompt tokens, %d completion tokens, finish %s",
         session,
         asked.request.path,
         asked.owner,
-        len(run.request.prompt),
-        run.completion_tokens,
-        run.finish_reason,
+        sum(len(run.wanted.request.prompt) for run in runs[:: asked.body.choices]),
+        sum(run.completion_tokens for run in runs),
+        ", ".join(str(run.finish_reason) for run in runs),
     )

@@ -64,7 +64,8 @@ class ContractMaker:
             return Rule.SPECULATIVE_SAMPLING
         return Rule.RACE
 
-    def make(self, request: GenerationRequest, rule: Rule, verifier: str) -> Contract:
+    def target_of(self, verifier: str) -> bytes:
+        """The digest of a verifier's model; raises GenerationError where nobody has told."""
         status = self._board.status(verifier, InstanceRole.VERIFIER)
         permitted = self._config.permitted.get(verifier, Permitted())
         target = permitted.model or (status.model if status else None)
@@ -72,6 +73,10 @@ class ContractMaker:
             raise GenerationError(
                 f"the model of verifier {verifier} is not known; set model in its [[peers]] entry"
             )
+        return target
+
+    def make(self, request: GenerationRequest, rule: Rule, verifier: str) -> Contract:
+        target = self.target_of(verifier)
         sampling: Sampling | None = None
         if rule != Rule.GREEDY:
             sampling = request.sampling

@@ -18,6 +18,7 @@ from sdcpd.roles.api_bodies import ChatBody, CompletionBody, read_body
 from sdcpd.roles.api_errors import JSON_HEADERS, ApiError, refuse, retry_after
 from sdcpd.roles.api_sessions import SESSIONS, Sessions
 from sdcpd.roles.api_texts import Texts
+from sdcpd.roles.api_tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, version
 from sdcpd.roles.generation import Generator
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.http1 import StreamingResponse
@@ -96,6 +97,9 @@ class FrontEnd:
             MODELS: {"GET": self._models},
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
+            "/version": {"GET": self._version},
         }
 
     async def handle(self, request: Request) -> AnyResponse:
@@ -175,6 +179,19 @@ class FrontEnd:
         body = read_body(ChatBody, call.request.body)
         self._check_model(body.model)
         return await self._texts.chat(body, call.request, owner=call.owner)
+
+    async def _tokenize(self, call: _Call) -> Response:
+        body = read_body(TokenizeBody, call.request.body)
+        self._check_model(body.model)
+        return _json(await tokenize(body, self._text))
+
+    async def _detokenize(self, call: _Call) -> Response:
+        body = read_body(DetokenizeBody, call.request.body)
+        self._check_model(body.model)
+        return _json(await detokenize(body, self._text))
+
+    async def _version(self, _: _Call) -> Response:
+        return _json(version())
 
     async def _session_output(self, call: _Call) -> AnyResponse:
         return await self._sessions.output(call.named, call.request, owner=call.owner)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from sdcpd.protocol.logprobs import Row
 from sdcpd.protocol.messages import Sampling
 
 
@@ -32,6 +33,8 @@ class GenerationRequest:
     speculate: bool = True
     rejection: bool = False
     """Whether a sampled text is verified under rule 2, where the operator leaves the choice."""
+    logprobs: int | None = None
+    """How many alternatives to each token are wanted with its log-probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,10 @@ class Tokens:
     tokens: tuple[int, ...]
     finished: bool
     """Whether these were the last, because of a stop token or max_new."""
+    logprobs: tuple[Row, ...] = ()
+    """Where they were asked for, of each token."""
+    parts: tuple[tuple[int, ...], ...] = ()
+    """What the rounds were like, as far as it is known, as `Output.parts` tells it."""
 
 
 class Generation(Protocol):
@@ -107,6 +114,9 @@ class Generator(Protocol):
 
     async def output(self, session: bytes) -> SessionOutput | None:
         """What a session commits, None if there is no trace of it; raises GenerationError."""
+
+    async def logprobs(self, tokens: Sequence[int], alternatives: int) -> tuple[Row, ...]:
+        """How probable tokens[1:] are, each after those before it; raises GenerationError."""
 
     def readiness(self) -> Readiness: ...
 

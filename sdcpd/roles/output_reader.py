@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import anyio
 
+from sdcpd.protocol.logprobs import Row
 from sdcpd.protocol.messages import Action, Output
 from sdcpd.protocol.router import FAILURES_MAX
 from sdcpd.protocol.router_io import Progress, VerifierLost
@@ -15,6 +17,7 @@ from sdcpd.protocol.uris import join
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
 from sdcpd.roles.commit_log import LogUnavailable
 from sdcpd.roles.generation import GenerationError, GenerationStats, Tokens
+from sdcpd.roles.logprobs import LogprobSource
 from sdcpd.roles.router_session import RoutedSession
 from sdcpd.transport.http import Client, TransportError
 
@@ -35,14 +38,43 @@ class _OutputLost(GenerationError):
     """The session has ended, and its verifier no longer has the output."""
 
 
+class Told:
+    """The log-probabilities of a text's tokens, where its verifier has told them or not.
+
+    One that has taken the session over knows none of what the one before it has committed.
+    """
+
+    def __init__(self, source: LogprobSource, prompt: Sequence[int], alternatives: int) -> None:
+        self._source, self._tokens, self._alternatives = source, list(prompt), alternatives
+
+    async def rows(
+        self, tokens: Sequence[int], told: tuple[Row, ...] | None, verifier: str
+    ) -> tuple[Row, ...]:
+        """A row for each of the text's next tokens; raises GenerationError."""
+        first = len(self._tokens)
+        self._tokens += tokens
+        if told is not None and len(told) == len(tokens):
+            return told
+        return await self._source.rows(self._tokens, first, self._alternatives, first=verifier)
+
+
 class OutputReader:
     """One text being generated; see `generation.Generation`."""
 
     def __init__(
-        self, session: RoutedSession, *, client: Client, pause_s: float, from_: int = 0
+        self,
+        session: RoutedSession,
+        *,
+        client: Client,
+        pause_s: float,
+        from_: int = 0,
+        told: Told | None = None,
     ) -> None:
-        """`pause_s` is what lies between two attempts at a verifier (D-F1)."""
-        self._session, self._client = session, client
+        """`pause_s` is what lies between two attempts at a verifier (D-F1).
+
+        `told`, where log-probabilities are wanted, is of a text that is read from its beginning.
+        """
+        self._session, self._client, self._told = session, client, told
         self._pause_s = pause_s
         self._read = from_
         self._epoch = 0
@@ -81,7 +113,7 @@ class OutputReader:
             async for part in self._from_verifiers():
                 yield part
         except _OutputLost as lost:
-            rest = await self._from_log(lost)
+            rest = await self._with_logprobs(await self._from_log(lost), None)
             if rest.tokens or rest.finished:
                 yield rest
             if not rest.finished:
@@ -114,9 +146,16 @@ class OutputReader:
             self._take(output)
             finished = output.final and output.finish == Action.FINISH
             if output.tokens or finished:
-                yield Tokens(output.tokens, finished=finished)
+                part = Tokens(output.tokens, finished=finished, parts=output.parts or ())
+                yield await self._with_logprobs(part, output.logprobs)
             if output.final and not finished:
                 raise GenerationError(self._why_ended())  # after what it had committed (D-G6)
+
+    async def _with_logprobs(self, part: Tokens, told: tuple[Row, ...] | None) -> Tokens:
+        if self._told is None:
+            return part
+        rows = await self._told.rows(part.tokens, told, self._session.machine.verifier)
+        return replace(part, logprobs=rows)
 
     async def opened(self) -> None:
         """Wait until the session is open; raises GenerationError if it can't be."""

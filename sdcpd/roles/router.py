@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from sdcpd.protocol.codec import decode
 from sdcpd.protocol.instances import Board
+from sdcpd.protocol.logprobs import Row
 from sdcpd.protocol.messages import Event, InstanceRole, Rule, Status
 from sdcpd.protocol.problems import Forbidden, Malformed, NotFound, StaleEpoch, WrongRole
 from sdcpd.protocol.router import RouterSession
@@ -32,8 +33,9 @@ from sdcpd.roles.generation import (
     SessionOutput,
 )
 from sdcpd.roles.health import Health, Level
+from sdcpd.roles.logprobs import LogprobSource
 from sdcpd.roles.objects import Objects
-from sdcpd.roles.output_reader import OutputReader
+from sdcpd.roles.output_reader import OutputReader, Told
 from sdcpd.roles.peers import Identity, PeerTable
 from sdcpd.roles.router_session import RouteContext, RoutedSession
 from sdcpd.roles.session_output import KnownOutput, Traces
@@ -133,9 +135,11 @@ class Router:
         routed = self._sessions.get(session)
         return None if routed is None else self._reader(routed, from_)
 
-    def _reader(self, routed: RoutedSession, from_: int = 0) -> OutputReader:
+    def _reader(
+        self, routed: RoutedSession, from_: int = 0, *, told: Told | None = None
+    ) -> OutputReader:
         pause_s = self.config.machine.retry_s
-        return OutputReader(routed, client=self._client, pause_s=pause_s, from_=from_)
+        return OutputReader(routed, client=self._client, pause_s=pause_s, from_=from_, told=told)
 
     async def run(self) -> None:
         """Watch for statuses that expire."""
@@ -212,12 +216,23 @@ class Router:
             board=self.board,
             settings=self.config.machine,
             drafter_wanted=request.speculate,
+            logprobs=request.logprobs,
         )
         routed = RoutedSession(machine, context=self._context)
         self._sessions[session] = routed
         self.counts["sessions"] += 1
         routed.start()
-        return self._reader(routed)
+        if request.logprobs is None:
+            return self._reader(routed)
+        return self._reader(routed, told=Told(self._logprobs, request.prompt, request.logprobs))
+
+    @property
+    def _logprobs(self) -> LogprobSource:
+        return LogprobSource(self._client, self.board, self._contracts.target_of)
+
+    async def logprobs(self, tokens: Sequence[int], alternatives: int) -> tuple[Row, ...]:
+        """How probable tokens[1:] are, each after those before it; raises GenerationError."""
+        return await self._logprobs.rows(tokens, 1, alternatives)
 
     async def output(self, session: bytes) -> SessionOutput | None:
         """What a session commits, open or not; None if it has no log; raises GenerationError."""

@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from sdcpd.engine.api import KvUsage, TargetEngine
 from sdcpd.protocol.codec import decode
@@ -57,6 +58,7 @@ from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.rates import RateLimit
 from sdcpd.roles.target_kv import TargetKv
 from sdcpd.roles.tasks import Tasks
+from sdcpd.roles.verifier_logprobs import answer_logprobs
 from sdcpd.roles.verifier_opening import Opener
 from sdcpd.roles.verifier_session import ServedSession, SessionContext
 from sdcpd.transport.http import Client, Request, Response
@@ -190,6 +192,14 @@ class Verifier:
             Route("POST", "sessions/{session}/policy", self._policy, ("router",)),
             Route("GET", "sessions/{session}/output", self._output, (), False),
             Route("POST", "proposals", self._propose, (), True, PROPOSAL_BYTES_MAX),
+            Route(
+                "POST",
+                "logprobs",
+                partial(answer_logprobs, self._engine),
+                ("router",),
+                True,
+                SESSION_OPEN_BYTES_MAX,
+            ),
         ]
 
     # ---- what others read
@@ -340,7 +350,7 @@ class Verifier:
             raise Forbidden("output is for the front end, the router and the assigned drafter")
         wait_s = 0.0 if request.method == "HEAD" else _wait_s(request, self.config.output_wait_s)
         until = time.monotonic() + wait_s
-        while (output := served.machine.output(from_)) is None:
+        while (output := served.output(from_)) is None:
             left = until - time.monotonic()
             if left <= 0:
                 output = _nothing_yet(served.machine, from_)

@@ -6,14 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
 
 from sdcpd.engine.api import ContextFull, EngineError, Prefix, Score, TargetEngine
 from sdcpd.protocol.commit_log import CommitRecord
-from sdcpd.protocol.messages import Message, SessionOpen, SessionState, Verdict
+from sdcpd.protocol.logprobs import Row
+from sdcpd.protocol.messages import Message, Output, SessionOpen, SessionState, Verdict
 from sdcpd.protocol.problems import BadProposal, Problem, QUnavailable, StaleEpoch
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.protocol.verifier import FENCED, VerifierSession
@@ -92,6 +93,7 @@ class ServedSession:
         self._log, self._events, self._context = commit_log, events, context
         self._publish_kv = context.target_kv.wanted(machine.prompt_length)
         self._keep_kv = True
+        self._logprobs: dict[int, Row] = {}  # by the index of the output token
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Message | None]] = {}
         self._changed = asyncio.Event()
@@ -118,6 +120,15 @@ class ServedSession:
     async def cancel(self) -> None:
         """End the session at the next round boundary (D-Z2)."""
         await self._ask(Cancel)
+
+    def output(self, from_: int) -> Output | None:
+        """As the machine's, with log-probabilities if all of them are known here (D-Z5)."""
+        output = self.machine.output(from_)
+        if output is None or self.opened.logprobs is None:
+            return output
+        rows = [self._logprobs.get(from_ + index) for index in range(len(output.tokens))]
+        known = tuple(row for row in rows if row is not None)
+        return replace(output, logprobs=known if len(known) == len(rows) else None)
 
     async def wait_for_output(self, wait_s: float) -> None:
         """Wait until output or the session's end changes, at most that long."""
@@ -241,6 +252,7 @@ class ServedSession:
             base=action.base,
             draw=action.draw,
             q_rows=rows[: 4 * info.vocab * len(proposed)] if rows else rows,
+            logprobs=self.opened.logprobs,
         )
         try:
             await self._bring_back(action.length)
@@ -253,6 +265,7 @@ class ServedSession:
             log.exception("session %s: scoring failed", self.label)
             self.step(ScoreFailed(action.work, "scoring failed; see the log"))
             return
+        self._logprobs.update(enumerate(scored.logprobs, action.base))
         self.step(RoundScored(action.work, scored.accepted, scored.additional))
 
     def _prefix(self, length: int) -> Prefix:

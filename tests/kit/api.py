@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sdcpd.engine.fake import FakeDrafter, FakeModel
 from sdcpd.engine.tokenizer import TextModel
+from sdcpd.protocol.logprobs import Row
 from sdcpd.roles.frontend import ApiSettings, FrontEnd
 from sdcpd.roles.generation import (
     Generation,
@@ -125,11 +126,22 @@ class Scripted:
             if isinstance(part, asyncio.Event):
                 await part.wait()
             else:
-                yield Tokens(tuple(part), finished=False)
+                asked = self.requests[-1].logprobs if self.requests else None
+                rows = () if asked is None else scripted_rows(part, asked)
+                yield Tokens(tuple(part), finished=False, logprobs=rows)
         yield Tokens((), finished=True)
+
+    async def logprobs(self, tokens: Sequence[int], alternatives: int) -> tuple[Row, ...]:
+        return scripted_rows(tokens[1:], alternatives)
 
     async def cancel(self) -> None:
         self.cancelled.set()
+
+
+def scripted_rows(tokens: Sequence[int], alternatives: int) -> tuple[Row, ...]:
+    """Rows in which a token has its own number as its log-probability, in hundredths."""
+    others = [value for one in range(alternatives) for value in (one + 40, 5_000_000 + one)]
+    return tuple((token * 10_000, *others) for token in tokens)
 
 
 NO_VERIFIER = GenerationError("no verifier has reported", retry_after_s=1)

@@ -34,17 +34,24 @@ _NAMES = {
     "Output": "output",
     "CommitRecord": "commit-record",
     "FenceRecord": "fence-record",
+    "LogprobsRequest": "logprobs-request",
+    "LogprobsAnswer": "logprobs-answer",
 }
 _RECORDS = """
 commit-record = { epoch: uint, round: uint, emitted: [+ uint], committed: uint, digest: hash32 }
 fence-record = { epoch: uint }
+; of this project alone (D-Z5)
+logprobs-request = {
+  target: hash32, tokens: [+ uint], from: uint, alternatives: 0..20, ? scope: bstr .size 16
+}
+logprobs-answer = { rows: [* [+ uint]] }
 """
 # Keys of this project's own (D-Z5, D-Z6): a receiver ignores them, the CDDL's maps are closed.
 _HINTS: dict[str, tuple[str, ...]] = {
-    "session-open": ("self_decode_after_ms",),
+    "session-open": ("self_decode_after_ms", "logprobs"),
     "assignment": ("vocab",),
     "status": ("engine", "model", "ready", "rules", "vocab", "dropped", "tokens_per_s"),
-    "output": ("rounds", "drafted", "accepted", "self_decoded"),
+    "output": ("rounds", "drafted", "accepted", "self_decoded", "parts", "logprobs"),
 }
 WHERE = (
     ("sdcpd.roles.base", "encode"),

@@ -50,6 +50,7 @@ KINDS: dict[str, type[Message]] = {
 HINTS = {
     SessionOpen: {"self_decode_after_ms", "logprobs"},
     Assignment: {"vocab"},
+    Output: {"rounds", "drafted", "accepted", "self_decoded", "parts", "logprobs"},
     Status: {"engine", "model", "ready", "tokens_per_s", "rules", "dropped", "vocab"},
 }
 

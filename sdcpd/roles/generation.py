@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sdcpd.protocol.messages import Sampling
 
@@ -109,6 +109,9 @@ class Generator(Protocol):
         """What a session commits, None if there is no trace of it; raises GenerationError."""
 
     def readiness(self) -> Readiness: ...
+
+    def overview(self) -> dict[str, Any]:
+        """Instances, the number of open sessions, and counts; no base URI and no session."""
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from sdcpd.protocol.codec import decode
 from sdcpd.protocol.instances import Board
@@ -34,6 +35,7 @@ from sdcpd.roles.generation import (
 from sdcpd.roles.health import Health, Level
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.output_reader import OutputReader
+from sdcpd.roles.overview import overview_of
 from sdcpd.roles.peers import Identity, PeerTable
 from sdcpd.roles.router_session import RouteContext, RoutedSession
 from sdcpd.roles.session_output import KnownOutput, Traces
@@ -160,6 +162,10 @@ class Router:
             if one.level >= Level.UNREADY
         ]
         return Readiness(not reasons, "; ".join(reasons) or "ready")
+
+    def overview(self) -> dict[str, Any]:
+        """What clients may know of the cluster."""
+        return overview_of(self.board, sessions=len(self._sessions), counts=self.counts)
 
     def _without_verifier(self) -> str | None:
         if self.board.choose_verifier(now=time.monotonic()) is not None:

@@ -2,6 +2,8 @@
 
 // One answer: its text, its strip of rounds, and its figures. Text goes in as text, never as HTML.
 
+const NEAR_END_PX = 60;
+
 export function element(name, { text, title, kind } = {}) {
   const made = document.createElement(name);
   if (text !== undefined) made.textContent = text;
@@ -15,10 +17,17 @@ export function fill(list, entries) {
   list.replaceChildren(
     ...entries.map(([name, value, title]) => {
       const pair = element("div", { title });
-      pair.append(element("dd", { text: value }), element("dt", { text: name }));
+      pair.append(element("dt", { text: name }), element("dd", { text: value }));
       return pair;
     }),
   );
+}
+
+// Let a list grow; whoever has scrolled back in it is left there.
+export function keepAtEnd(list, grow) {
+  const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < NEAR_END_PX;
+  grow();
+  if (atEnd) list.scrollTop = list.scrollHeight;
 }
 
 export class Answer {
@@ -62,8 +71,7 @@ export class Answer {
     this.rounds += 1;
     this.parts.strip.hidden = false;
     this.parts.caption.textContent = this.rounds === 1 ? "1 round" : `${this.rounds} rounds`;
-    this.parts.rounds.append(bracket(round, this.rounds));
-    this.parts.rounds.scrollTop = this.parts.rounds.scrollHeight;
+    keepAtEnd(this.parts.rounds, () => this.parts.rounds.append(bracket(round, this.rounds)));
   }
 
   end() {
@@ -101,7 +109,7 @@ export class Answer {
     const seconds = (this.lastToken - this.begun) / 1000;
     if (usage && this.lastToken !== null) {
       const title = `Tokens by the time from sending to the last one, ${seconds.toFixed(2)} s`;
-      shown.push(["tokens/s", (usage.completion_tokens / seconds).toFixed(1), title]);
+      shown.push(["tokens/s", rate(usage.completion_tokens / seconds), title]);
     }
     return shown;
   }
@@ -122,6 +130,10 @@ function bracket(round, number) {
 
 function shown(text) {
   return text.replaceAll("\n", "↵");
+}
+
+function rate(perSecond) {
+  return perSecond.toFixed(perSecond < 100 ? 1 : 0);
 }
 
 function duration(milliseconds) {

@@ -8,7 +8,15 @@ import { ask } from "./page-requests.js";
 const EVERY_MS = 2_000;
 const AT_MOST_MS = 30_000;
 const HERE = ["ready", "loading"];
-const COUNTS = { sessions: "texts since start" };
+// The router's counts in words for people; verifiers' events have their names from the draft.
+const COUNTS = {
+  sessions: "texts begun",
+  event_reduce: "shorter proposals asked for",
+  event_switch: "another drafter asked for",
+  event_self_decode: "went on without a drafter",
+  event_finish: "finished",
+  event_fail: "failed or stopped",
+};
 
 const find = (id) => document.getElementById(id);
 
@@ -82,16 +90,16 @@ function show(status) {
   find("about").textContent = `${status.model} · ${status.version}`;
   const all = status.instances;
   fill(find("figures"), [
-    ["open sessions", String(status.sessions), "Texts that are being written now"],
-    ["verifiers ready", ready(all, "verifier"), "Of all verifiers that have ever reported"],
-    ["drafters ready", ready(all, "drafter"), "Of all drafters that have ever reported"],
+    ["sessions", String(status.sessions), "Texts that are being written now"],
+    ["verifiers", ready(all, "verifier"), "Ready, of those that have not left"],
+    ["drafters", ready(all, "drafter"), "Ready, of those that have not left"],
   ]);
   find("instances").replaceChildren(...[...all].sort(order).map(instance));
+  const counted = Object.keys({ ...COUNTS, ...status.counts }).filter((name) => status.counts[name]);
+  find("since").hidden = counted.length === 0;
   fill(
     find("counts"),
-    Object.entries(status.counts)
-      .sort()
-      .map(([name, count]) => [COUNTS[name] ?? name.replace("event_", "").replaceAll("_", " "), String(count)]),
+    counted.map((name) => [COUNTS[name] ?? name.replaceAll("_", " "), String(status.counts[name])]),
   );
 }
 
@@ -117,7 +125,9 @@ function instance(one) {
   name.lastChild.dataset.state = one.state;
   made.append(name);
   if (HERE.includes(one.state)) made.append(load(one));
-  made.append(element("p", { text: said(one).join(" · "), kind: "note" }));
+  const figures = element("dl", { kind: "figures" });
+  fill(figures, said(one));
+  made.append(figures);
   return made;
 }
 
@@ -130,10 +140,12 @@ function load(one) {
 }
 
 function said(one) {
-  const words = [one.sessions === 1 ? "1 session" : `${one.sessions} sessions`];
-  if (HERE.includes(one.state)) words.unshift(`load ${one.load} %`);
-  if (HERE.includes(one.state) && one.queue) words.push(`queue ${one.queue}`);
-  if (one.accept !== null) words.push(`accepts ${Math.round(100 * one.accept)} %`);
-  if (!HERE.includes(one.state)) words.push(`seen ${one.seen_s.toFixed(0)} s ago`);
-  return words;
+  const here = HERE.includes(one.state);
+  return [
+    ["load", here ? `${one.load} %` : "–", "As it reports it"],
+    ["queue", here ? String(one.queue) : "–", "Sessions that wait there"],
+    ["accepted", one.accept === null ? "–" : `${Math.round(100 * one.accept)} %`, "Of its proposals"],
+    ["sessions", String(one.sessions), "That the router has given it"],
+    ["seen", `${one.seen_s.toFixed(1)} s`, "Time since its last report"],
+  ];
 }

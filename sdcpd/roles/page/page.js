@@ -2,11 +2,10 @@
 
 // The chat: what is typed becomes a request, what is streamed becomes an answer.
 
-import { Answer, element } from "./page-answer.js";
+import { Answer, element, keepAtEnd } from "./page-answer.js";
 import { Live } from "./page-live.js";
 import { ask, chat, useKey } from "./page-requests.js";
 
-const NEAR_END_PX = 60;
 const find = (id) => document.getElementById(id);
 const [input, messages] = [find("input"), find("messages")];
 
@@ -42,20 +41,17 @@ async function say(text) {
   try {
     const speculation = find("speculation").checked;
     for await (const chunk of chat(request(), { speculation, signal: mine.signal })) {
-      const atEnd = nearEnd();
-      answer.take(chunk);
-      if (atEnd) toEnd();
+      keepAtEnd(messages, () => answer.take(chunk));
     }
   } catch (error) {
     failed(answer, error, text);
   }
-  answer.end();
+  keepAtEnd(messages, () => answer.end());
   // Another chat may have begun meanwhile, to which this answer is nothing.
   if (running !== mine) return;
   busy(null);
   if (answer.text) turns.push({ role: "assistant", content: answer.text });
   else turns.pop();
-  if (nearEnd()) toEnd();
 }
 
 function failed(answer, error, text) {
@@ -97,19 +93,9 @@ function fresh() {
   input.focus();
 }
 
-// ---- the list of messages
-
-function nearEnd() {
-  return messages.scrollHeight - messages.scrollTop - messages.clientHeight < NEAR_END_PX;
-}
-
-function toEnd() {
-  messages.scrollTop = messages.scrollHeight;
-}
-
 function add(one) {
   messages.append(one);
-  toEnd();
+  messages.scrollTop = messages.scrollHeight;
   return one;
 }
 

@@ -185,6 +185,21 @@ def test_parts_of_a_round_are_told_apart_without_colour(browser: Browser) -> Non
     browser.took_no_harm()
 
 
+def test_what_gets_into_the_page_neither_runs_nor_calls_home(browser: Browser) -> None:
+    """Also that a violation would not go unnoticed in the other tests."""
+    browser.page.evaluate("""() => {
+        const script = document.createElement("script");
+        script.textContent = "document.title = 'taken over'";
+        document.body.append(script);
+        new Image().src = "http://127.0.0.1:9/home";
+    }""")
+    assert browser.page.title() == "sdcpd"
+    with browser.page.expect_event("console", lambda told: "img-src" in told.text):
+        browser.page.evaluate("new Image().src = 'http://127.0.0.1:9/again'")
+    found = " ".join(browser.problems)
+    assert "policy violated: script-src" in found and "policy violated: img-src" in found
+
+
 def test_a_server_that_tells_no_rounds(browser: Browser) -> None:
     from playwright.sync_api import expect
 

@@ -16,10 +16,11 @@ from sdcpd.engine.api import KvUsage
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.metrics import Metrics
 from sdcpd.protocol.digest import output_digest
-from sdcpd.protocol.messages import InstanceRole, Sampling, Status
+from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.generation import GenerationRequest
+from sdcpd.roles.overview import instances_in_full
 from sdcpd.roles.router import Router
 from sdcpd.roles.verifier import Verifier
 
@@ -47,24 +48,6 @@ class RouterAdmin(JsonResources):
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Instances, sessions and counts."""
-        now = time.monotonic()
-        instances = []
-        for instance in self._router.board.all():
-            status = instance.status
-            instances.append(
-                {
-                    "instance": status.instance,
-                    "role": InstanceRole(status.role).name.lower(),
-                    "base_uri": instance.base,
-                    "state": _state(status, fresh=now < instance.expires),
-                    "load": status.load,
-                    "queue": status.queue,
-                    "accept": None if status.accept_milli is None else status.accept_milli / 1000,
-                    "sessions": instance.sessions,
-                    "engine": status.engine,
-                    "seen_s": round(now - (instance.expires - status.ttl_ms / 1000), 1),
-                }
-            )
         return {
             **_about("router", self._name, self._begun),
             "base_uri": self._router.config.base_uri,
@@ -72,7 +55,7 @@ class RouterAdmin(JsonResources):
             "api": self._api,
             **self.readiness(),
             "reason": self._router.readiness().reason,
-            "instances": instances,
+            "instances": instances_in_full(self._router.board),
             "sessions": [
                 {
                     "session": session.label,
@@ -210,14 +193,6 @@ class DrafterAdmin(JsonResources):
             ],
             "counts": {**drafter.counts, **drafter.rounds.as_json()},
         }
-
-
-def _state(status: Status, *, fresh: bool) -> str:
-    if status.ttl_ms == 0:  # it has withdrawn (D-R1): at its end, or because it is stuck
-        return "stuck" if status.ready is False else "gone"
-    if not fresh:
-        return "expired"
-    return "loading" if status.ready is False else "ready"
 
 
 def _about(role: str, name: str, begun: float) -> dict[str, Any]:

@@ -16,16 +16,19 @@ from sdcpd.roles.api_access import Access
 from sdcpd.roles.api_answers import octets_of
 from sdcpd.roles.api_bodies import ChatBody, CompletionBody, read_body
 from sdcpd.roles.api_errors import JSON_HEADERS, ApiError, refuse, retry_after
+from sdcpd.roles.api_page import PATHS, Page
 from sdcpd.roles.api_sessions import SESSIONS, Sessions
 from sdcpd.roles.api_texts import Texts
 from sdcpd.roles.api_tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, version
 from sdcpd.roles.generation import Generator
+from sdcpd.roles.overview import status_for_clients
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.http1 import StreamingResponse
 from sdcpd.transport.shown import one_line
 
 log = logging.getLogger("sdcpd.api")
 MODELS = "/v1/models"
+STATUS = "/v1/sdcp/status"
 NOT_READY_RETRY_S = 2
 
 AnyResponse = Response | StreamingResponse
@@ -89,12 +92,15 @@ class FrontEnd:
             origins=settings.cors_origins,
             loopback_only=settings.hosts_loopback_only,
         )
+        self._page = Page()
         self._keyless: dict[str, Methods] = {
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
+            **{path: {"GET": self._page_file} for path in PATHS},
         }
         self._keyed: dict[str, Methods] = {
             MODELS: {"GET": self._models},
+            STATUS: {"GET": self._status},
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat},
             "/tokenize": {"POST": self._tokenize},
@@ -162,6 +168,12 @@ class FrontEnd:
         error = ApiError(503, found.reason, code="not_ready")
         headers = (*JSON_HEADERS, *retry_after(NOT_READY_RETRY_S))
         return Response(503, headers, json.dumps(state | error.body()).encode())
+
+    async def _page_file(self, call: _Call) -> Response:
+        return self._page.answer(call.request)
+
+    async def _status(self, _: _Call) -> Response:
+        return _json(status_for_clients(self._generator, self._model))
 
     async def _models(self, _: _Call) -> Response:
         return _json({"object": "list", "data": [self._model_object()]})

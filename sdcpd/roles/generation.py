@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sdcpd.protocol.logprobs import Row
 from sdcpd.protocol.messages import Sampling
@@ -119,6 +119,9 @@ class Generator(Protocol):
         """How probable tokens[1:] are, each after those before it; raises GenerationError."""
 
     def readiness(self) -> Readiness: ...
+
+    def overview(self) -> dict[str, Any]:
+        """Instances, the number of open sessions, and counts; no base URI and no session."""
 
 
 @asynccontextmanager

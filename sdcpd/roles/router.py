@@ -8,23 +8,15 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-from sdcpd.protocol.codec import decode
 from sdcpd.protocol.instances import Board
 from sdcpd.protocol.logprobs import Row
-from sdcpd.protocol.messages import Event, InstanceRole, Rule, Status
-from sdcpd.protocol.problems import Forbidden, Malformed, NotFound, StaleEpoch, WrongRole
+from sdcpd.protocol.messages import InstanceRole, Rule
 from sdcpd.protocol.router import RouterSession
-from sdcpd.protocol.router_io import (
-    DrafterLost,
-    EventArrived,
-    VerifierAppeared,
-    VerifierLost,
-    Woken,
-)
 from sdcpd.protocol.router_record import RecordCorrupt, decode_record
 from sdcpd.protocol.uris import join, session_path_id
-from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
+from sdcpd.roles.base import Listener, Mlc
 from sdcpd.roles.contracts import ContractMaker, RouterConfig
 from sdcpd.roles.generation import (
     GenerationError,
@@ -36,11 +28,13 @@ from sdcpd.roles.health import Health, Level
 from sdcpd.roles.logprobs import LogprobSource
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.output_reader import OutputReader, Told
-from sdcpd.roles.peers import Identity, PeerTable
+from sdcpd.roles.overview import overview_of
+from sdcpd.roles.peers import PeerTable
+from sdcpd.roles.router_reports import Reports
 from sdcpd.roles.router_session import RouteContext, RoutedSession
 from sdcpd.roles.session_output import KnownOutput, Traces
 from sdcpd.roles.tasks import Tasks
-from sdcpd.transport.http import Client, Response
+from sdcpd.transport.http import Client
 from tiers.api import Records
 
 log = logging.getLogger("sdcpd.router")
@@ -74,7 +68,6 @@ class Router:
         self._tasks = Tasks()
         self._sessions: dict[bytes, RoutedSession] = {}
         self._ended: dict[bytes, RoutedSession] = {}
-        self._alive: dict[tuple[str, int], bool] = {}
         self._context = RouteContext(
             client=client,
             objects=objects,
@@ -84,11 +77,8 @@ class Router:
             kv_objects=config.base_uri if config.kv_objects else None,
             closed=self._closed,
         )
-        routes = [
-            Route("PUT", "instances/{name}/status", self._status, ("drafter", "verifier")),
-            Route("POST", "events", self._event, ("verifier",)),
-        ]
-        self.listener = Listener(config.base_uri, routes, peers=peers, mlc=mlc)
+        self.reports = Reports(self.board, self._sessions, self._ended, self.counts)
+        self.listener = Listener(config.base_uri, self.reports.routes(), peers=peers, mlc=mlc)
 
     @property
     def _contracts(self) -> ContractMaker:
@@ -145,7 +135,7 @@ class Router:
         """Watch for statuses that expire."""
         while True:
             await asyncio.sleep(WATCH_S)  # a clock tick, not a wait for something
-            self._watch()
+            self.reports.watch()
 
     async def aclose(self) -> None:
         """Stop all work."""
@@ -164,6 +154,10 @@ class Router:
             if one.level >= Level.UNREADY
         ]
         return Readiness(not reasons, "; ".join(reasons) or "ready")
+
+    def overview(self) -> dict[str, Any]:
+        """What clients may know of the cluster."""
+        return overview_of(self.board, sessions=len(self._sessions), counts=self.counts)
 
     def _without_verifier(self) -> str | None:
         if self.board.choose_verifier(now=time.monotonic()) is not None:
@@ -243,82 +237,6 @@ class Router:
             self._client, self.board, self._context.records, self.config.base_uri, self._since
         )
         return await traces.output(session)
-
-    # ---- resources
-
-    async def _status(self, call: Call) -> Response:
-        status = decode(Status, call.request.body)
-        if status.instance != call.name:
-            raise Malformed("the path names another instance than the status")
-        base = self._base(call.identity, status)
-        now = time.monotonic()
-        role = InstanceRole(status.role)
-        appeared = self.board.status(base, role) is None
-        restarted = self.board.report(base, status, now=now)
-        gone = not self.board.fresh(base, role, now=now)
-        # One that is stuck withdraws again and again: what was lost with it is lost once.
-        left = gone and self._alive.get((base, role)) is not False
-        if restarted or left:
-            self._lost(base, role, "it has restarted" if restarted else "it has withdrawn")
-        if appeared and role is InstanceRole.VERIFIER:
-            for one in self.sessions:
-                one.step(VerifierAppeared(base))
-        for session in status.dropped or ():
-            if (routed := self._sessions.get(session)) is not None:
-                routed.step(DrafterLost(base))
-        if not self._alive.get((base, role)) and not gone:
-            log.info("%s %s (%s) is here", role.name.lower(), status.instance, base)
-        self._alive[(base, role)] = not gone
-        self._wake_waiting()
-        return message_response(None)
-
-    def _base(self, identity: Identity, status: Status) -> str:
-        """The base URI that a status belongs to, fixed by the certificate (D-R2)."""
-        if InstanceRole(status.role).name.lower() not in identity.roles:
-            raise WrongRole(f"{identity.name} has not the role that its status reports")
-        if not identity.bases:
-            raise Forbidden(f"the certificate of {identity.name} names no base URI")
-        return identity.bases[0]
-
-    async def _event(self, call: Call) -> Response:
-        event = decode(Event, call.request.body)
-        routed = self._sessions.get(event.session) or self._ended.get(event.session)
-        if routed is None:
-            raise NotFound("no such session")
-        if event.epoch < routed.machine.epoch:
-            raise StaleEpoch(f"the session's epoch is {routed.machine.epoch}")
-        if not call.identity.is_instance(routed.machine.verifier):
-            raise Forbidden("another verifier serves the session")
-        self.counts[f"event_{event.kind.name.lower()}"] += 1
-        routed.step(EventArrived(event.kind, event.committed))
-        return message_response(None)
-
-    # ---- housekeeping
-
-    def _watch(self) -> None:
-        now = time.monotonic()
-        for (base, role), alive in list(self._alive.items()):
-            if alive and not self.board.fresh(base, InstanceRole(role), now=now):
-                self._alive[(base, role)] = False
-                log.warning(
-                    "%s %s: no status within its ttl", InstanceRole(role).name.lower(), base
-                )
-                self._lost(base, InstanceRole(role), "its status has expired")
-
-    def _lost(self, base: str, role: InstanceRole, reason: str) -> None:
-        for routed in self.sessions:
-            if role is InstanceRole.DRAFTER:
-                routed.step(DrafterLost(base))
-            else:
-                routed.step(VerifierLost(base, reason))
-
-    def _wake_waiting(self) -> None:
-        """Sessions wait by the thousand where there is no drafter, and each report comes here."""
-        if not self.board.has_drafter(now=time.monotonic()):
-            return
-        for routed in self.sessions:
-            if routed.waiting_for_drafter:
-                routed.step(Woken())
 
     def _closed(self, routed: RoutedSession) -> None:
         self._sessions.pop(routed.machine.session, None)

@@ -1,11 +1,19 @@
 #!/usr/bin/env bash
-# Install the servers that tests run against and pip cannot bring.  Without them those tests are
+# Install the programs that tests run against and pip cannot bring.  Without them those tests are
 # skipped, which tests/allowed_skips.txt decides about.
 set -euo pipefail
-command -v etcd >/dev/null && exit 0
+missing=()
+command -v etcd >/dev/null || missing+=(etcd-server)
+command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
+[ ${#missing[@]} = 0 ] && exit 0
 if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
-    echo "etcd is not installed; on Debian: apt-get install etcd-server" >&2
+    echo "not installed; on Debian: apt-get install ${missing[*]}" >&2
     exit 0
 fi
 apt-get update -qq
-DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends etcd-server >/dev/null
+# One at a time: where one is not to be had, the other is still there.
+for package in "${missing[@]}"; do
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >/dev/null ||
+        failed=1
+done
+exit "${failed:-0}"

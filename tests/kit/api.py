@@ -100,9 +100,15 @@ class Scripted:
     session: bytes = bytes(16)
     stats: GenerationStats = field(default_factory=GenerationStats)
     ready: Readiness = field(default_factory=lambda: Readiness(True, "ready"))
+    seen: dict[str, Any] = field(
+        default_factory=lambda: {"sessions": 0, "instances": [], "counts": {}}
+    )
 
     def readiness(self) -> Readiness:
         return self.ready
+
+    def overview(self) -> dict[str, Any]:
+        return self.seen
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.requests.append(request)

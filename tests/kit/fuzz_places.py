@@ -146,7 +146,7 @@ async def router(kind: type[Message]) -> AsyncIterator[Target]:
 
     def state() -> object:
         sessions = [(r.label, r.machine.phase, r.place) for r in cluster.router.sessions]
-        return sessions, list(cluster.router._alive.items())
+        return sessions, list(cluster.router.reports.alive.items())
 
     try:
         yield Target(kind, encode(message), send, state)  # type: ignore[arg-type]

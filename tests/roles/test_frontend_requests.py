@@ -317,7 +317,7 @@ async def test_the_models_name_is_checked() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "allow"),
     [
-        ("GET", "/", 404, None),
+        ("GET", "/index.html", 404, None),
         ("POST", "/v1/embeddings", 404, None),
         ("GET", "/v1/models/", 404, None),
         ("GET", "/v1/models/x/y", 404, None),

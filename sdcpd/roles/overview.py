@@ -1,0 +1,67 @@
+"""The cluster as its router sees it: all of it for operators, for clients what names no place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import sdcpd
+from sdcpd.protocol.instances import Board, Instance
+from sdcpd.protocol.messages import InstanceRole, Status
+from sdcpd.roles.generation import Generator
+
+
+def instances_of(board: Board) -> list[dict[str, Any]]:
+    """Every instance that ever reported, as any holder of a key may see it."""
+    now = time.monotonic()
+    return [_instance(one, now) for one in board.all()]
+
+
+def instances_in_full(board: Board) -> list[dict[str, Any]]:
+    """The same with what operators need beside it: where each is, and its engine."""
+    more = [{"base_uri": one.base, "engine": one.status.engine} for one in board.all()]
+    return [short | full for short, full in zip(instances_of(board), more, strict=True)]
+
+
+def overview_of(board: Board, *, sessions: int, counts: Mapping[str, int]) -> dict[str, Any]:
+    """What a router answers `Generator.overview` with."""
+    return {
+        "sessions": sessions,
+        "instances": instances_of(board),
+        "counts": dict(counts),
+    }
+
+
+def status_for_clients(generator: Generator, model: str) -> dict[str, Any]:
+    """`GET /v1/sdcp/status`: no base URI, session or certificate is in it."""
+    found = generator.readiness()
+    return {
+        "model": model,
+        "version": sdcpd.__version__,
+        "ready": found.ready,
+        "reason": found.reason,
+        **generator.overview(),
+    }
+
+
+def _instance(instance: Instance, now: float) -> dict[str, Any]:
+    status = instance.status
+    return {
+        "instance": status.instance,
+        "role": InstanceRole(status.role).name.lower(),
+        "state": _state(status, fresh=now < instance.expires),
+        "load": status.load,
+        "queue": status.queue,
+        "accept": None if status.accept_milli is None else status.accept_milli / 1000,
+        "sessions": instance.sessions,
+        "seen_s": round(now - (instance.expires - status.ttl_ms / 1000), 1),
+    }
+
+
+def _state(status: Status, *, fresh: bool) -> str:
+    if status.ttl_ms == 0:  # it has withdrawn (D-R1): at its end, or because it is stuck
+        return "stuck" if status.ready is False else "gone"
+    if not fresh:
+        return "expired"
+    return "loading" if status.ready is False else "ready"

@@ -270,6 +270,7 @@ class Daemon:
         except KeysError as e:
             raise StartError(f"[api] keys_file: {e}", status=78) from e
         self._parts.stack.push_async_callback(front_end.aclose)
+        self._parts.run_until_closed(front_end.write_first_text(), name="first text")
         host, port = section.listen
         server = Http1Server(front_end.handle, host=host, port=port, refuse=front_end.refuse)
         try:

@@ -16,11 +16,12 @@ from sdcpd.roles.api_access import Access
 from sdcpd.roles.api_answers import octets_of
 from sdcpd.roles.api_bodies import ChatBody, CompletionBody, read_body
 from sdcpd.roles.api_errors import JSON_HEADERS, ApiError, refuse, retry_after
+from sdcpd.roles.api_first_text import FirstText
 from sdcpd.roles.api_page import PATHS, Page
 from sdcpd.roles.api_sessions import SESSIONS, Sessions
 from sdcpd.roles.api_texts import Texts
 from sdcpd.roles.api_tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, version
-from sdcpd.roles.generation import Generator
+from sdcpd.roles.generation import Generator, Readiness
 from sdcpd.roles.overview import status_for_clients
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.http1 import StreamingResponse
@@ -77,6 +78,7 @@ class FrontEnd:
         self._generator, self._text = generator, text
         self._model = settings.model_name or text.name
         self._created = int(time.time())
+        self._first: FirstText | None = None
         self._texts = Texts(
             generator,
             text,
@@ -107,6 +109,11 @@ class FrontEnd:
             "/detokenize": {"POST": self._detokenize},
             "/version": {"GET": self._version},
         }
+
+    async def write_first_text(self) -> None:
+        """Have a token written, before which /ready says no; a daemon runs this at its start."""
+        self._first = FirstText(self._generator, self._text)
+        await self._first.run()
 
     async def handle(self, request: Request) -> AnyResponse:
         """Answer one request; never raises, and has the error shape on every path."""
@@ -162,6 +169,8 @@ class FrontEnd:
 
     async def _ready(self, _: _Call) -> Response:
         found = self._generator.readiness()
+        if found.ready and self._first is not None and self._first.missing is not None:
+            found = Readiness(False, self._first.missing)
         state = {"ready": found.ready, "reason": found.reason}
         if found.ready:
             return _json(state)

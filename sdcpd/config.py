@@ -7,14 +7,15 @@ instead.  Values are frozen once read.
 from __future__ import annotations
 
 import socket
-import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sdcpd.config_checks import cross_problems
-from sdcpd.config_problems import line_of, toml_problem, value_problem
+from sdcpd.config_problems import in_order, value_problem
+from sdcpd.config_sources import SourceError, Sources, read_sources, text_sources
 from sdcpd.config_values import (
     BaseUri,
     Bucket,
@@ -263,32 +264,40 @@ class Config(Section):
         return name or self.node.name or socket.gethostname().partition(".")[0]
 
 
-def load_config(path: Path) -> Config:
-    """Read and check a file; raises ConfigError with every problem."""
+def load_config(
+    path: Path, *, environ: Mapping[str, str] | None = None, settings: Sequence[str] = ()
+) -> Config:
+    """Read a file, and what goes over it (config_sources.py); raises ConfigError.
+
+    Without `environ` no variable counts.
+    """
     try:
-        text = path.read_text("utf-8-sig")
-    except OSError as e:
-        raise ConfigError([f"{path}: {e.strerror}; name a readable file with -c FILE"]) from e
-    except UnicodeDecodeError as e:
-        raise ConfigError([f"{path}: not UTF-8 text at octet {e.start}; save it as UTF-8"]) from e
-    return parse_config(text, name=str(path))
+        sources = read_sources(path, environ=environ, settings=settings)
+    except SourceError as e:
+        raise ConfigError(e.problems) from e
+    return config_of(sources)
 
 
 def parse_config(text: str, *, name: str) -> Config:
     """Check the text of a file; raises ConfigError with every problem."""
     try:
-        raw = tomllib.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise ConfigError([toml_problem(e, text=text, name=name)]) from e
+        sources = text_sources(text, name=name)
+    except SourceError as e:
+        raise ConfigError(e.problems) from e
+    return config_of(sources)
+
+
+def config_of(sources: Sources) -> Config:
+    """Check what sources say; raises ConfigError with every problem, each with its place."""
     try:
-        config = Config.model_validate(raw)
+        config = Config.model_validate(sources.raw)
     except ValidationError as e:
         problems = [
-            value_problem(error, model=Config, text=text, name=name)
+            value_problem(error, model=Config, at=sources.where)
             for error in e.errors(include_url=False)
         ]
-        raise ConfigError(sorted(problems, key=line_of)) from e
-    problems = cross_problems(config, text, name)
+        raise ConfigError(sorted(problems, key=in_order)) from e
+    problems = cross_problems(config, sources.where)
     if problems:
         raise ConfigError(problems)
     return config

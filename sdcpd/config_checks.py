@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdcpd.config_places import path_problems
-from sdcpd.config_problems import find_line
 from sdcpd.config_tiers import tier_problems
 
 if TYPE_CHECKING:
     from sdcpd.config import Config, MlcSection
 
 
-def cross_problems(config: Config, text: str, name: str) -> list[str]:
-    """One line for each thing that no single key can tell."""
+def cross_problems(config: Config, where: Callable[[tuple[str, ...]], str]) -> list[str]:
+    """One line for each thing that no single key can tell; `where` tells the place of a value."""
 
     def at(*path: str) -> str:
-        return f"{name}:{find_line(text, path)}"
+        return where(path)
 
     problems = []
     if config.drafter and config.drafter.status_ttl <= config.drafter.status_interval:

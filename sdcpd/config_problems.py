@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -63,10 +63,12 @@ def toml_problem(error: ValueError | RecursionError, *, text: str, name: str) ->
     return f"{name}:{line}: not valid TOML: {reason}; {hint or 'correct this line'}"
 
 
-def value_problem(error: Any, *, model: type[BaseModel], text: str, name: str) -> str:
-    """One line for one of pydantic's errors about `model`."""
+def value_problem(
+    error: Any, *, model: type[BaseModel], at: Callable[[tuple[str, ...]], str]
+) -> str:
+    """One line for one of pydantic's errors about `model`; `at` tells the place of a value."""
     path = tuple(str(part) for part in error["loc"])
-    where = f"{name}:{find_line(text, path)}"
+    where = at(path)
     section = f"[{'.'.join(path[:-1])}]" if len(path) > 1 else "the file"
     given = error["input"]
     if error["type"] == "extra_forbidden":
@@ -94,10 +96,10 @@ def _is_index(part: str) -> bool:
     return re.fullmatch("[0-9]{1,6}", part) is not None
 
 
-def line_of(problem: str) -> int:
-    """The line number that a problem begins with."""
-    match = re.search(r":(\d+): ", problem)
-    return int(match[1]) if match else 0
+def in_order(problem: str) -> tuple[str, int]:
+    """By source, then by line."""
+    match = re.match(r"(.*?):(\d+): ", problem)
+    return (match[1], int(match[2])) if match else ("\uffff", 0)
 
 
 def find_line(text: str, path: tuple[str, ...]) -> int:

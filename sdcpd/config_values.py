@@ -7,15 +7,25 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from string import Formatter
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
 
+from sdcpd.protocol.messages import Action
 from sdcpd.protocol.uris import normalize_base_uri
-from sdcpd.units import duration_or_never_s, duration_s, percent, rate_per_s, size_octets
+from sdcpd.units import (
+    duration_or_never_s,
+    duration_s,
+    duration_value,
+    percent,
+    rate_per_s,
+    size_octets,
+    size_value,
+)
 from tiers.sizes import LMDB_BYTES_MAX
 
 SILENCE_S_MIN = 2.0
+_URI = {"type": "string", "pattern": "^https://"}
 _STANDS_FOR = ("role", "name", "instance")
 
 
@@ -190,30 +200,81 @@ def _in_a_file(value: int) -> int:
     return value
 
 
+def _listen_value(value: tuple[str, int]) -> str:
+    host, port = value
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_name(text: str) -> bool:
     """Whether a text can name an instance: it becomes part of file names and certificates."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text) is not None
 
 
+def _like(show: Callable[[Any], object], schema: dict[str, Any]) -> tuple[Any, Any]:
+    """How a value is written in a file, and what JSON Schema says of that."""
+    return PlainSerializer(show, when_used="json"), WithJsonSchema(schema)
+
+
+def _unit(units: str, *others: str) -> dict[str, Any]:
+    number: dict[str, Any] = {"type": "string", "pattern": rf"^[0-9]+(\.[0-9]+)?({units})$"}
+    return {"anyOf": [number, {"enum": list(others)}]} if others else number
+
+
+_AS_DURATION = _like(duration_value, _unit("ms|s|min|h|d"))
+_AS_SIZE = _like(size_value, _unit("B|[KMGT]i?B"))
+_AS_RATE = _like(lambda value: f"{value:.12g}/s", _unit("/s|/min"))
+_AS_PERCENT = _like(lambda value: f"{value}%", _unit("%"))
+_AS_LISTEN = _like(_listen_value, {"type": "string", "pattern": "^.+:[0-9]{1,5}$"})
+_AS_LADDER = _like(
+    lambda value: [Action(entry).name.lower() for entry in value],
+    {"type": "array", "items": {"enum": ["reduce", "switch", "self_decode", "fail"]}},
+)
+_NUMBER_OR_AUTO = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 64}, {"const": "auto"}]}
+
 Positive = AfterValidator(_more_than_zero)
-Duration = Annotated[float, BeforeValidator(duration_s), Positive]
-DurationOrZero = Annotated[float, BeforeValidator(duration_s)]
-DurationOrNever = Annotated[float | None, BeforeValidator(duration_or_never_s)]
+Duration = Annotated[float, BeforeValidator(duration_s), Positive, *_AS_DURATION]
+DurationOrZero = Annotated[float, BeforeValidator(duration_s), *_AS_DURATION]
+DurationOrNever = Annotated[
+    float | None,
+    BeforeValidator(duration_or_never_s),
+    *_like(
+        lambda value: "never" if value is None else duration_value(value),
+        _unit("ms|s|min|h|d", "never"),
+    ),
+]
 Silence = Annotated[Duration, AfterValidator(_longer_than_a_beat)]
-Size = Annotated[int, BeforeValidator(size_octets), Positive]
-Rate = Annotated[float, BeforeValidator(rate_per_s), Positive]
+Size = Annotated[int, BeforeValidator(size_octets), Positive, *_AS_SIZE]
+Rate = Annotated[float, BeforeValidator(rate_per_s), Positive, *_AS_RATE]
 ObjectSize = Annotated[Size, AfterValidator(_at_least(64 << 10, "64KiB"))]
 LogSize = Annotated[Size, AfterValidator(_at_least(1 << 20, "1MiB")), AfterValidator(_in_a_file)]
-Percent = Annotated[int, BeforeValidator(percent)]
+Percent = Annotated[int, BeforeValidator(percent), *_AS_PERCENT]
 Share = Annotated[Percent, AfterValidator(_at_least(1, "1%"))]
-Digest = Annotated[bytes | None, BeforeValidator(_digest)]
-BaseUri = Annotated[str, BeforeValidator(_base_uri)]
-Listen = Annotated[tuple[str, int], BeforeValidator(_listen)]
+Digest = Annotated[
+    bytes | None,
+    BeforeValidator(_digest),
+    *_like(
+        lambda value: "" if value is None else f"sha256:{value.hex()}",
+        {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+    ),
+]
+BaseUri = Annotated[str, BeforeValidator(_base_uri), WithJsonSchema(_URI)]
+Listen = Annotated[tuple[str, int], BeforeValidator(_listen), *_AS_LISTEN]
 Endpoint = Annotated[str, BeforeValidator(_endpoint)]
 KeyPrefix = Annotated[str, BeforeValidator(_key_prefix)]
-Ladder = Annotated[tuple[int, ...], BeforeValidator(_ladder)]
-M = Annotated[int | None, BeforeValidator(_m)]
-Predraft = Annotated[bool | None, BeforeValidator(_predraft)]
+Ladder = Annotated[tuple[int, ...], BeforeValidator(_ladder), *_AS_LADDER]
+M = Annotated[
+    int | None,
+    BeforeValidator(_m),
+    *_like(lambda value: "auto" if value is None else value, _NUMBER_OR_AUTO),
+]
+Predraft = Annotated[
+    bool | None,
+    BeforeValidator(_predraft),
+    *_like(
+        lambda value: "auto" if value is None else value,
+        {"anyOf": [{"type": "boolean"}, {"const": "auto"}]},
+    ),
+]
 Device = Annotated[str, BeforeValidator(_device)]
 Name = Annotated[str, BeforeValidator(_name)]
 TrustDomain = Annotated[str, BeforeValidator(_trust_domain)]
@@ -221,7 +282,11 @@ Bucket = Annotated[str, BeforeValidator(_bucket)]
 S3Prefix = Annotated[str, BeforeValidator(_s3_prefix)]
 S3Endpoint = Annotated[str, BeforeValidator(_s3_endpoint)]
 S3Region = Annotated[str, BeforeValidator(_s3_region)]
-OptionalPath = Annotated[Path | None, BeforeValidator(_directory_or_file)]
+OptionalPath = Annotated[
+    Path | None,
+    BeforeValidator(_directory_or_file),
+    *_like(lambda value: "" if value is None else str(value), {"type": "string"}),
+]
 Template = Annotated[str, BeforeValidator(_template)]
 """A path in which `{role}`, `{name}` and `{instance}` stand for the instance's: of
 `--role drafter-d1` the role is drafter, the name d1, and the instance drafter-d1."""

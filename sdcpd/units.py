@@ -44,6 +44,21 @@ def duration_text(seconds: float) -> str:
     return "0s"
 
 
+def duration_value(seconds: float) -> str:
+    """A duration as a file would have it, exactly, in the largest unit that has a whole number."""
+    for unit, scale in reversed(_DURATIONS.items()):
+        if seconds and math.isclose(seconds / scale, round(seconds / scale), rel_tol=1e-12):
+            return f"{round(seconds / scale)}{unit}"
+    return f"{seconds:.12g}s"
+
+
+def size_value(octets: int) -> str:
+    """A size as a file would have it, exactly."""
+    units = sorted(_SIZES.items(), key=lambda one: (-one[1], one[0]))
+    unit, scale = next(one for one in units if octets % one[1] == 0)
+    return f"{octets // scale}{unit}" if octets else "0B"
+
+
 def duration_or_never_s(value: object) -> float | None:
     """A duration in seconds, or None for "never"; raises ValueError."""
     return None if value == "never" else duration_s(value)

@@ -125,6 +125,36 @@ def issue(
     return tuple(_issue_spec(Path(out), spec, sans=sans, days=days) for spec in parsed)
 
 
+def renew(
+    out: Path | str, names: Sequence[str], *, if_needed: bool = False, days: float = 90
+) -> tuple[Leaf, ...]:
+    """Issue certificates of a folder again, as they are; raises CertsError.
+
+    `names` are NAME or ROLE/NAME, none for all. With `if_needed` only those that are due.
+    """
+    folder = Path(out)
+    load_authority(folder)
+    infos = [info for info in show(folder) if info.roles]
+    unknown = [name for name in names if not any(_is_named(info, name) for info in infos)]
+    if unknown:
+        known = ", ".join(f"{info.roles[0]}/{info.name}" for info in infos) or "none"
+        raise CertsError(f"{folder} has no certificate of {', '.join(unknown)}; there are: {known}")
+    now = datetime.now(UTC)
+    return tuple(
+        issue_leaf(
+            folder,
+            role=info.roles,
+            name=info.name,
+            base_uri=next((uri for uri in info.uris if not uri.startswith("spiffe:")), None),
+            sans=info.hosts,
+            days=days,
+        )
+        for info in infos
+        if not names or any(_is_named(info, name) for name in names)
+        if not if_needed or info.is_due(now)
+    )
+
+
 def show(out: Path | str) -> tuple[CertificateInfo, ...]:
     """Every certificate of a folder (or one file), the authority first; raises CertsError."""
     path = Path(out)
@@ -152,6 +182,10 @@ def check(out: Path | str, *, now: datetime | None = None) -> tuple[Finding, ...
     if (folder / "ca.key").exists():
         findings += _check_mode(folder / "ca.key", forbidden=0o077, wanted="0600")
     return tuple(findings)
+
+
+def _is_named(info: CertificateInfo, name: str) -> bool:
+    return name in (info.name, *(f"{role}/{info.name}" for role in info.roles))
 
 
 def _issue_spec(folder: Path, spec: Spec, *, sans: Sequence[str], days: float) -> Leaf:

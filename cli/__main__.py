@@ -9,6 +9,7 @@ import click
 
 import sdcpd
 from cli.certificates import certs
+from cli.config import config, reload
 from cli.exact import verify_exact
 from cli.log import log
 from cli.models import models
@@ -25,8 +26,10 @@ def main() -> None:
 
 
 main.add_command(certs)
+main.add_command(config)
 main.add_command(log)
 main.add_command(models)
+main.add_command(reload)
 main.add_command(status)
 main.add_command(verify_exact)
 

@@ -127,6 +127,27 @@ def issue(*, out: Path, sans: tuple[str, ...], days: int, specs: tuple[str, ...]
 
 
 @certs.command()
+@_out
+@_days
+@click.option("--if-needed", is_flag=True, help="only those past two thirds of their life")
+@click.argument("names", nargs=-1, metavar="[NAME|ROLE/NAME]...")
+def renew(*, out: Path, days: int, if_needed: bool, names: tuple[str, ...]) -> None:
+    """Issue certificates again with the names they have; all of a folder if none is named."""
+    from certs import commands
+    from certs.authority import load_authority
+
+    with _certs_errors():
+        authority = load_authority(out)
+        leaves = commands.renew(out, names, if_needed=if_needed, days=days)
+    if not leaves:
+        echo("nothing is due")
+        return
+    _echo_leaves(leaves, [])
+    _echo_next(authority, [(one.roles[0], one.name, one.base_uri) for one in leaves])
+    echo("A running sdcpd takes them by itself once they are there")
+
+
+@certs.command()
 @click.argument("path", type=click.Path(path_type=Path, exists=True), default=OUT)
 def show(path: Path) -> None:
     """List what is in a certificate, or in each of a folder."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from cli.endpoint import Endpoint, default_endpoint
-from cli.errors import EXIT_UNREACHABLE, CtlError
+from cli.asking import ask_instance, endpoint_option
+from cli.errors import CtlError
 from cli.text import echo, table
 
 HEADER = ("#", "KIND", "EPOCH", "ROUND", "EMITTED", "COMMITTED", "DIGEST")
@@ -18,14 +18,6 @@ RIGHT = (0, 2, 3, 4, 5)
 DIGEST_SHOWN = 16  # characters
 _SESSION = re.compile(r"[A-Za-z0-9_-]{22}")
 
-_endpoint = click.option(
-    "--endpoint",
-    type=Endpoint(),
-    envvar="SDCPCTL_ENDPOINT",
-    metavar="unix:PATH",
-    help="admin socket of the router; default: the running `sdcpd dev`, else this host's router "
-    "[env: SDCPCTL_ENDPOINT]",
-)
 _output = click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
@@ -50,7 +42,7 @@ def log() -> None:
 @log.command(cls=_OfSession)
 @click.argument("session")
 @click.option("--tokens", is_flag=True, help="show the token ids too")
-@_endpoint
+@endpoint_option
 @_output
 def show(session: str, tokens: bool, endpoint: Path | None, output: str) -> None:
     """Show the records of a log, in order."""
@@ -68,7 +60,7 @@ def show(session: str, tokens: bool, endpoint: Path | None, output: str) -> None
 
 @log.command(cls=_OfSession)
 @click.argument("session")
-@_endpoint
+@endpoint_option
 @_output
 def verify(session: str, endpoint: Path | None, output: str) -> None:
     """Check that a log holds together; exit code 1 if it does not."""
@@ -87,7 +79,7 @@ def verify(session: str, endpoint: Path | None, output: str) -> None:
 @log.command(cls=_OfSession)
 @click.argument("session")
 @click.option("--yes", is_flag=True, help="do not ask")
-@_endpoint
+@endpoint_option
 @_output
 def fence(session: str, yes: bool, endpoint: Path | None, output: str) -> None:
     """End the authority of whoever writes a log: nothing more is committed under its epoch.
@@ -107,15 +99,7 @@ def fence(session: str, yes: bool, endpoint: Path | None, output: str) -> None:
 
 
 def _ask(endpoint: Path | None, what: str, body: dict[str, Any]) -> dict[str, Any]:
-    from sdcpd.admin_client import AdminRefused, AdminUnreachable, ask
-
-    path = endpoint or default_endpoint()
-    try:
-        return ask(path, "POST", f"/logs/{what}", body)
-    except AdminUnreachable as e:
-        raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
-    except AdminRefused as e:
-        raise CtlError(str(e)) from e
+    return ask_instance(endpoint, "POST", f"/logs/{what}", body, named=False)
 
 
 def _summary(answer: dict[str, Any]) -> str:

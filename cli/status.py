@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from cli.endpoint import Endpoint, default_endpoint
-from cli.errors import EXIT_UNREACHABLE, CtlError
+from cli.asking import ask_instance, endpoint_option
 from cli.text import duration, echo, table
 
 STATE_COLOURS = {
@@ -24,14 +23,7 @@ RIGHT = (3, 4, 5, 6, 7)
 
 
 @click.command()
-@click.option(
-    "--endpoint",
-    type=Endpoint(),
-    envvar="SDCPCTL_ENDPOINT",
-    metavar="unix:PATH",
-    help="admin socket to ask; default: the running `sdcpd dev`, else this host's router "
-    "[env: SDCPCTL_ENDPOINT]",
-)
+@endpoint_option
 @click.option(
     "-o",
     "--output",
@@ -42,15 +34,7 @@ RIGHT = (3, 4, 5, 6, 7)
 )
 def status(endpoint: Path | None, output: str) -> None:
     """Show the router, its verifiers and drafters, and the sessions."""
-    from sdcpd.admin_client import AdminRefused, AdminUnreachable, ask
-
-    path = endpoint or default_endpoint()
-    try:
-        answer = ask(path, "GET", "/status")
-    except AdminUnreachable as e:
-        raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
-    except AdminRefused as e:
-        raise CtlError(f"{path} refused: {e}") from e
+    answer = ask_instance(endpoint, "GET", "/status")
     if output == "json":
         echo(json.dumps(answer, indent=2, ensure_ascii=False))
         return

@@ -8,7 +8,8 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -34,13 +35,31 @@ OPENMP_SPINS = "4000"  # some 60 us, about what lies between two matrix products
 )
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), default=DEFAULT_PATH)
 @click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="goes over the file and the environment (SDCPD__SECTION__KEY=VALUE); repeatable",
+)
+@click.option("--log-level", help="the same as --set log.level=LEVEL")
+@click.option("--log-format", help="the same as --set log.format=auto|text|json|journal")
+@click.option(
     "--check-config",
     is_flag=True,
     help="check the file, and with --role certificates and model directories, and exit",
 )
 @click.version_option(sdcpd.__version__, prog_name="sdcpd")
 @click.pass_context
-def main(context: click.Context, roles: tuple[str, ...], path: Path, check_config: bool) -> None:
+def main(
+    context: click.Context,
+    *,
+    roles: tuple[str, ...],
+    path: Path,
+    settings: tuple[str, ...],
+    log_level: str | None,
+    log_format: str | None,
+    check_config: bool,
+) -> None:
     """Serve a large language model with speculative decoding across machines."""
     # Before anything imports torch: threads that spin at barriers without an end slow each other
     # twentyfold where processes share cores, and threads that sleep at once wake up 240 times a
@@ -51,8 +70,11 @@ def main(context: click.Context, roles: tuple[str, ...], path: Path, check_confi
         return
     if not roles and not check_config:
         raise click.UsageError("give --role router, verifier or drafter (or: sdcpd dev)")
+    given = {"log.level": log_level, "log.format": log_format}
+    settings += tuple(f"{key}={value}" for key, value in given.items() if value is not None)
+    read = partial(load_config, path, environ=os.environ, settings=settings)
     try:
-        config = load_config(path)
+        config = read()
         wanted = _instances(roles, config, path)
         if check_config:
             _check(config, wanted)
@@ -65,7 +87,7 @@ def main(context: click.Context, roles: tuple[str, ...], path: Path, check_confi
     if check_config:
         click.echo(f"{path}: ok")
         return
-    sys.exit(_run(config, wanted))
+    sys.exit(_run(config, wanted, read))
 
 
 def _check(config: Config, wanted: Sequence[Wanted]) -> None:
@@ -111,17 +133,18 @@ def _instances(roles: Sequence[str], config: Config, path: Path) -> list[Wanted]
     return wanted
 
 
-def _run(config: Config, wanted: Sequence[Wanted]) -> int:
+def _run(config: Config, wanted: Sequence[Wanted], read: Callable[[], Config]) -> int:
     import uvloop
 
     from sdcpd.daemon import Daemon, Instance, StartError
-    from sdcpd.service import set_up_logging
+    from sdcpd.logs import set_up_logging
     from sdcpd.transport.tuning import tune_process
 
-    set_up_logging(config.log.level)
+    set_up_logging(config.log.level, config.log.format)
     faulthandler.enable()  # systemd's watchdog aborts: the log shows where each thread was
     tune_process()
-    daemon = Daemon(config, [Instance(role, name, unit) for role, name, unit in wanted])
+    instances = [Instance(role, name, unit) for role, name, unit in wanted]
+    daemon = Daemon(config, instances, read=read)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(daemon.run())

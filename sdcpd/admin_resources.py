@@ -23,6 +23,8 @@ Resource = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 class Admin(Protocol):
     """Answers the requests of one instance's socket."""
 
+    def add(self, resources: Mapping[tuple[str, str], Resource]) -> None: ...
+
     async def handle(self, request: Request) -> Response: ...
 
 
@@ -43,6 +45,10 @@ class JsonResources:
         """`metrics` is what GET /metrics shows, as Prometheus text."""
         self._resources = {**resources, ("GET", "/health"): self._alive}
         self._health, self._metrics = health, metrics
+
+    def add(self, resources: Mapping[tuple[str, str], Resource]) -> None:
+        """Have more resources, such as those of the whole process."""
+        self._resources |= resources
 
     async def handle(self, request: Request) -> Response:
         """Answer a request; never raises."""

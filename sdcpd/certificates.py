@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from sdcpd.transport.identity_files import IdentityError
 from sdcpd.transport.tls import TlsIdentity
+from sdcpd.units import duration_text
 
 log = logging.getLogger("sdcpd")
 WATCH_S = 5.0  # how often the files are looked at
+DATES_S = 600.0  # how often it is looked at when they expire
+LAST_S = 86400.0  # in which it is told every hour
+
+
+def warning_every_s(left_s: float, *, warn_before_s: float) -> float | None:
+    """How often to tell of a certificate that expires so soon; None: not yet."""
+    if left_s < LAST_S:
+        return 3600.0
+    return 86400.0 if left_s < warn_before_s else None
+
+
+def _expiry(identity: TlsIdentity, left_s: float) -> str:
+    when = f"{identity.not_after:%Y-%m-%d %H:%MZ}"
+    what = f"expires {when}, in {duration_text(left_s)}" if left_s > 0 else f"expired {when}"
+    return (
+        f"certificate of {', '.join(identity.uris)} {what}; run: sdcpctl certs renew, and copy what"
+        " it makes here"
+    )
 
 
 class Certificates:
@@ -36,8 +56,27 @@ class Certificates:
         for identity in self._renewals:
             self._reload(identity)
 
-    async def watch(self, *, every_s: float = WATCH_S) -> None:
-        """Reload what has changed on the disk, once it has stayed as it is for an interval."""
+    async def watch(self, *, every_s: float = WATCH_S, warn_before_s: float = 0.0) -> None:
+        """Reload what has changed on the disk, and tell of what is about to expire."""
+        await asyncio.gather(self._watch_files(every_s), self._watch_dates(warn_before_s))
+
+    async def _watch_dates(self, warn_before_s: float) -> None:
+        told: dict[TlsIdentity, float] = {}
+        while True:
+            for identity in self._renewals:
+                now = time.time()
+                left_s = identity.not_after.timestamp() - now
+                every_s = warning_every_s(left_s, warn_before_s=warn_before_s)
+                if every_s is not None and now - told.get(identity, 0.0) >= every_s:
+                    told[identity] = now
+                    level = logging.ERROR if left_s < LAST_S else logging.WARNING
+                    log.log(level, "%s", _expiry(identity, left_s))
+            await asyncio.sleep(DATES_S)  # a clock tick, not a wait for something
+
+    async def _watch_files(self, every_s: float) -> None:
+        """Reload what has changed, once it has stayed as it is for an interval; 0: never."""
+        if not every_s:
+            return
         seen = {identity: identity.stamp() for identity in self._renewals}
         while True:
             await asyncio.sleep(every_s)  # a clock tick, not a wait for something

@@ -82,6 +82,9 @@ class TlsSection(Section):
     cert: Template = "/etc/sdcpd/certs/{role}.{name}.crt"
     key: Template = "/etc/sdcpd/certs/{role}.{name}.key"
     crl: Template = ""
+    watch: DurationOrZero = 5.0
+    """How often the files are looked at; 0: only when told to reload."""
+    warn_before: Duration = 14 * 86400.0
 
 
 class PeerSection(Section):
@@ -226,6 +229,10 @@ class ApiSection(Section):
     listen: Listen = ("127.0.0.1", 8000)
     model_name: str = ""
     """What clients call the model; the name of `[router] model`'s directory if empty."""
+    model_aliases: dict[str, str] = {}
+    """Other names that clients may use, and which model they stand for."""
+    hosts: list[str] = []
+    """Names beside those of loopback that a loopback listener answers to."""
     keys_file: OptionalPath = None
     allow_anonymous: bool = False
     cors_origins: list[str] = []
@@ -243,6 +250,9 @@ class LogSection(Section):
     """`[log]`"""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "text", "json", "journal"] = "auto"
+    prompts: bool = False
+    """Whether prompts and texts may be logged."""
 
 
 class Config(Section):

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from sdcpd import service, settings
 from sdcpd.admin import DrafterAdmin, RouterAdmin, VerifierAdmin
 from sdcpd.admin_logs import LogsAdmin
+from sdcpd.api_server import api_uri, start_api
 from sdcpd.config import Config
 from sdcpd.config_places import place_problems
-from sdcpd.engine.tokenizer import TextModel
 from sdcpd.engines import draft_engine, target_engine, text_model
 from sdcpd.metrics import Metrics
-from sdcpd.parts import Instance, Parts, StartError, reason
+from sdcpd.parts import Instance, Parts, StartError
+from sdcpd.reload import RELOADABLE, Reloads, flat
 from sdcpd.roles.health import Level
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.status import instance_name
 from sdcpd.stores import Stores
-from sdcpd.transport.http1 import Http1Server
 from sdcpd.transport.identity_files import IdentityError
 from tiers.api import Tier, TierError, TierUnreachable
 
 if TYPE_CHECKING:
-    from sdcpd.roles.router import Router
+    pass
 
 log = logging.getLogger("sdcpd")
 __all__ = ["Daemon", "Instance", "StartError"]
@@ -36,12 +36,25 @@ __all__ = ["Daemon", "Instance", "StartError"]
 class Daemon:
     """Starts the roles asked for, and stops them in the reverse order."""
 
-    def __init__(self, config: Config, instances: list[Instance]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        instances: list[Instance],
+        *,
+        read: Callable[[], Config] | None = None,
+    ) -> None:
+        """`read` reads the configuration again; raises ConfigError."""
         self._config = config
+        self._reloads = Reloads(config, read or (lambda: config))
+        self._reloads.on_change(lambda new: logging.getLogger().setLevel(new.log.level.upper()))
         self._instances = instances
         self._parts = Parts(config)
         self._stores = Stores(self._parts)
         self._parts.on_fatal = self._end
+        self._parts.process_resources = {
+            ("GET", "/config"): self._tell_config,
+            ("POST", "/reload"): self._reload_asked,
+        }
         self._running: anyio.CancelScope
         self._fatal: StartError | None = None
         self._ready = False
@@ -82,8 +95,16 @@ class Daemon:
         if self._ready:
             service.notify_reloading()
         self._parts.certificates.reload()
+        self._reloads.reload()
         if self._ready:
             service.notify("READY=1")
+
+    async def _reload_asked(self, _: dict[str, Any]) -> dict[str, Any]:
+        self._reload()
+        return self._reloads.last.as_json()
+
+    async def _tell_config(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"config": flat(self._reloads.running), "reloadable": list(RELOADABLE)}
 
     async def _start_all(self) -> None:
         if problems := list(place_problems(self._config, self._instances)):
@@ -95,7 +116,11 @@ class Daemon:
         # The router first: the others report to it as soon as they are up.
         for instance in sorted(self._instances, key=lambda i: i.role != "router"):
             await self._start(instance, objects)
-        self._parts.tasks.spawn(self._parts.certificates.watch(), name="certificates")
+        tls = self._config.tls
+        self._parts.tasks.spawn(
+            self._parts.certificates.watch(every_s=tls.watch, warn_before_s=tls.warn_before),
+            name="certificates",
+        )
         self._ready = True
         service.notify("READY=1")
         self._parts.tasks.spawn(service.keep_watch(self._parts.healths.values()), name="watch")
@@ -149,6 +174,9 @@ class Daemon:
             health=self._parts.health(instance),
         )
         self._parts.stack.push_async_callback(router.aclose)
+        self._reloads.on_change(
+            lambda new: router.configure(settings.router_config(new, tokenizer=text.digest))
+        )
         router.restore()
         retention = LogRetention(
             logs,
@@ -169,12 +197,12 @@ class Daemon:
                 instance.name,
                 router,
                 text,
-                api=self._api_uri(),
+                api=api_uri(self._config),
                 metrics=metrics,
                 logs=LogsAdmin(logs, retention=retention),
             ),
         )
-        await self._start_api(router, text)
+        await start_api(self._parts, self._reloads, router, text)
 
     async def _start_verifier(self, instance: Instance, objects: Tier) -> None:
         from sdcpd.roles.verifier import Verifier
@@ -200,6 +228,9 @@ class Daemon:
             health=self._parts.health(instance),
         )
         self._parts.stack.push_async_callback(verifier.aclose)
+        self._reloads.on_change(
+            lambda new: verifier.configure(settings.verifier_config(new.verifier or section))
+        )
         metrics = Metrics("verifier", verifier.rounds)
         metrics.kv, metrics.cache = engine.kv_usage, objects.stats
         await self._parts.serve(
@@ -254,39 +285,3 @@ class Daemon:
         await self._parts.start_admin(
             instance, DrafterAdmin(instance.name, drafter, metrics=metrics)
         )
-
-    async def _start_api(self, router: Router, text: TextModel) -> None:
-        section = self._config.api
-        if section is None:
-            return
-        from sdcpd.roles.api_access import KeysError
-        from sdcpd.roles.frontend import FrontEnd
-
-        try:
-            kept_s = self._config.mlc.log_retention
-            front_end = FrontEnd(
-                router, text, settings.api_settings(section, log_retention_s=kept_s)
-            )
-        except KeysError as e:
-            raise StartError(f"[api] keys_file: {e}", status=78) from e
-        self._parts.stack.push_async_callback(front_end.aclose)
-        self._parts.run_until_closed(front_end.write_first_text(), name="first text")
-        host, port = section.listen
-        server = Http1Server(front_end.handle, host=host, port=port, refuse=front_end.refuse)
-        try:
-            await server.start()
-        except OSError as e:
-            raise StartError(
-                f"API: cannot listen on {host}:{port}: {reason(e)}; stop the other program or "
-                "choose another [api] listen",
-                status=1,
-            ) from e
-        self._parts.stack.push_async_callback(server.aclose)
-        log.info("API: %s", self._api_uri())
-
-    def _api_uri(self) -> str | None:
-        section = self._config.api
-        if section is None:
-            return None
-        host, port = section.listen
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sdcpd import settings
-from sdcpd.admin_resources import Admin
+from sdcpd.admin_resources import Admin, Resource
 from sdcpd.certificates import Certificates
 from sdcpd.config import Config
 from sdcpd.metrics import Metrics
@@ -81,6 +81,8 @@ class Parts:
         self._identities: dict[str, TlsIdentity] = {}
         self.on_fatal: Callable[[str], None] = log.critical
         """Told why the process must end."""
+        self.process_resources: Mapping[tuple[str, str], Resource] = {}
+        """What every admin socket has beside its instance's own."""
         self.healths: dict[str, Health] = {}
         """Of each instance, by its label."""
 
@@ -253,6 +255,7 @@ class Parts:
 
     async def start_admin(self, instance: Instance, admin: Admin) -> None:
         """Open an instance's admin socket; raises StartError."""
+        admin.add(self.process_resources)
         if not self.config.admin.socket:
             return
         path = instance.fill(self.config.admin.socket)

@@ -1,4 +1,4 @@
-"""The process as its supervisor sees it: sd_notify messages, signals, logging."""
+"""The process as its supervisor sees it: sd_notify messages and its watchdog."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterable
 
@@ -71,14 +70,3 @@ async def keep_watch(healths: Iterable[Health]) -> None:
         if stuck is None and limit_s:
             notify("WATCHDOG=1")
         await asyncio.sleep(limit_s / 3 if limit_s else LOOK_S)
-
-
-def set_up_logging(level: str) -> None:
-    """One line a message on standard error; the journal adds its own time."""
-    under_journal = "JOURNAL_STREAM" in os.environ
-    layout = "%(levelname).1s %(name)s: %(message)s"
-    if not under_journal:
-        layout = "%(asctime)s.%(msecs)03d " + layout
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(layout, datefmt="%H:%M:%S"))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -167,15 +167,18 @@ def model_settings(section: ModelSection) -> dict[str, Any]:
     }
 
 
-def api_settings(section: ApiSection, *, log_retention_s: float) -> ApiSettings:
-    """`[api]`, with how long sessions can be read after their end."""
+def api_settings(section: ApiSection, config: Config) -> ApiSettings:
+    """`[api]`, with what else a front end must know."""
     return ApiSettings(
         model_name=section.model_name,
+        model_aliases=section.model_aliases,
+        hosts=tuple(section.hosts),
         keys_file=section.keys_file,
         allow_anonymous=section.allow_anonymous,
         cors_origins=tuple(section.cors_origins),
         hosts_loopback_only=section.listen[0] in ("127.0.0.1", "localhost", "::1"),
         sse_ping_s=section.sse_ping,
         max_queue=section.max_queue,
-        log_kept=duration_text(log_retention_s),
+        log_kept=duration_text(config.mlc.log_retention),
+        log_prompts=config.log.prompts,
     )

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from sdcpd.certificates import Certificates
+from sdcpd.certificates import Certificates, warning_every_s
 from sdcpd.transport.client import HttpClient, Transport
 from sdcpd.transport.http import ConnectFailed, Request, Response
 from sdcpd.transport.server import Server
@@ -135,3 +136,35 @@ async def test_a_revoked_peer_loses_its_connection_and_gets_no_other(
     for client in (drafter, other):
         await client.aclose()
     await server.aclose()
+
+
+@pytest.mark.parametrize(
+    ("days", "every_s"),
+    [(90, None), (14.1, None), (13.9, 86400), (1.1, 86400), (0.9, 3600), (0, 3600), (-3, 3600)],
+)
+def test_expiry_is_told_once_a_day_and_at_the_end_once_an_hour(
+    days: float, every_s: float | None
+) -> None:
+    """ux 4"""
+    found = warning_every_s(days * 86400, warn_before_s=14 * 86400)
+    assert found == every_s
+
+
+async def test_what_is_about_to_expire_is_told_with_what_to_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Old:
+        uris = ("spiffe://a/sdcp/router/r0",)
+        not_after = datetime.now(UTC) + timedelta(hours=5)
+
+    certificates = Certificates()
+    certificates.add(Old())  # type: ignore[arg-type]
+    task = asyncio.ensure_future(certificates.watch(every_s=0, warn_before_s=86400))
+    while not caplog.records:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "router/r0 expires" in record.message
+    assert "sdcpctl certs renew" in record.message

@@ -69,20 +69,29 @@ class Access:
     """Decides before anything else is looked at; `keys_file` None asks for no key."""
 
     def __init__(
-        self, *, keys_file: Path | None, origins: tuple[str, ...], loopback_only: bool
+        self,
+        *,
+        keys_file: Path | None,
+        origins: tuple[str, ...],
+        loopback_only: bool,
+        hosts: tuple[str, ...] = (),
     ) -> None:
-        """Raises KeysError."""
+        """`hosts` are names beside those of loopback. Raises KeysError."""
+        self._hosts = frozenset(host.lower() for host in hosts)
         self._keys = Keys(keys_file) if keys_file is not None else None
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
         self._loopback_only = loopback_only
 
     def check_host(self, request: Request) -> None:
         """Refuse names that other people's DNS may point at a loopback listener (rebinding)."""
-        if self._loopback_only and request.authority and not _is_loopback(request.authority):
+        if not self._loopback_only or not request.authority:
+            return
+        host = _host_of(request.authority)
+        if not _is_loopback(host) and host not in self._hosts:
             raise ApiError(
                 403,
                 f"Host {request.authority} is not a name of this machine's loopback address; "
-                "use localhost or 127.0.0.1, or listen on another address",
+                "use localhost or 127.0.0.1, or name it in [api] hosts",
                 code="host_not_allowed",
             )
 
@@ -157,9 +166,12 @@ def _read_keys(path: Path) -> list[tuple[str, bytes]]:
     return keys
 
 
-def _is_loopback(authority: str) -> bool:
+def _host_of(authority: str) -> str:
     host = authority.rpartition("]")[0].removeprefix("[") or authority.partition(":")[0]
-    host = host.lower().removesuffix(".")
+    return host.lower().removesuffix(".")
+
+
+def _is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -76,15 +76,17 @@ async def chat_tokens(
 
 
 class Texts:
-    """Generates the texts of all clients; `max_queue` may wait for their session to open."""
+    """Generates the texts of all clients."""
 
-    def __init__(
-        self, generator: Generator, text: TextModel, *, model: str, ping_s: float, max_queue: int
-    ) -> None:
-        self._generator, self._text = generator, text
-        self._model, self._ping_s, self._max_queue = model, ping_s, max_queue
+    def __init__(self, generator: Generator, text: TextModel, *, model: str) -> None:
+        self._generator, self._text, self._model = generator, text, model
+        self.configure(ping_s=5.0, max_queue=256, log_prompts=False)
         self._endings = Endings()
         self._opening: set[asyncio.Future[Any]] = set()
+
+    def configure(self, *, ping_s: float, max_queue: int, log_prompts: bool) -> None:
+        """Go by these settings from the next text on; at most `max_queue` may wait to open."""
+        self._ping_s, self._max_queue, self._log_prompts = ping_s, max_queue, log_prompts
 
     async def aclose(self) -> None:
         """Let sessions end whose clients have gone."""
@@ -145,6 +147,9 @@ class Texts:
 
     async def _run(self, wanted: Sequence[Wanted], asked: Asked) -> Response | StreamingResponse:
         choices = self._begin(wanted)
+        if self._log_prompts:
+            for one in wanted:
+                log.info("prompt by %s: %a", asked.owner, self._text.decode_all(one.request.prompt))
         try:
             if asked.body.stream:
                 return await self._streamed(choices, asked)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -52,6 +52,12 @@ class ApiSettings:
     """Texts that may wait for their session to open; more get 429."""
     log_kept: str = "1h"
     """How long a session can be read after its end, as `[mlc] log_retention` has it."""
+    log_prompts: bool = False
+    """Whether prompts and texts may be written to the log."""
+    model_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names for the model, as clients may have them in their settings."""
+    hosts: tuple[str, ...] = ()
+    """Names beside those of loopback that a loopback listener answers to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +85,9 @@ class FrontEnd:
         self._model = settings.model_name or text.name
         self._created = int(time.time())
         self._first: FirstText | None = None
-        self._texts = Texts(
-            generator,
-            text,
-            model=self._model,
-            ping_s=settings.sse_ping_s,
-            max_queue=settings.max_queue,
-        )
-        self._sessions = Sessions(
-            generator, text, ping_s=settings.sse_ping_s, log_kept=settings.log_kept
-        )
-        self._access = Access(
-            keys_file=settings.keys_file,
-            origins=settings.cors_origins,
-            loopback_only=settings.hosts_loopback_only,
-        )
         self._page = Page()
+        self._texts = Texts(generator, text, model=self._model)
+        self.configure(settings)
         self._keyless: dict[str, Methods] = {
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
@@ -109,6 +102,24 @@ class FrontEnd:
             "/detokenize": {"POST": self._detokenize},
             "/version": {"GET": self._version},
         }
+
+    def configure(self, settings: ApiSettings) -> None:
+        """Go by other settings from the next request on; raises KeysError."""
+        self._texts.configure(
+            ping_s=settings.sse_ping_s,
+            max_queue=settings.max_queue,
+            log_prompts=settings.log_prompts,
+        )
+        self._aliases = settings.model_aliases
+        self._sessions = Sessions(
+            self._generator, self._text, ping_s=settings.sse_ping_s, log_kept=settings.log_kept
+        )
+        self._access = Access(
+            keys_file=settings.keys_file,
+            origins=settings.cors_origins,
+            loopback_only=settings.hosts_loopback_only,
+            hosts=settings.hosts,
+        )
 
     async def write_first_text(self) -> None:
         """Have a token written, before which /ready says no; a daemon runs this at its start."""
@@ -228,7 +239,7 @@ class FrontEnd:
 
     def _check_model(self, name: str | None) -> None:
         """Whoever names no model means the one there is."""
-        if name is not None and name != self._model:
+        if name is not None and self._model not in (name, self._aliases.get(name)):
             raise ApiError(
                 404,
                 f"no model {name!r} here; the models are: {self._model}",

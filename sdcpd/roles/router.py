@@ -80,6 +80,10 @@ class Router:
         self.reports = Reports(self.board, self._sessions, self._ended, self.counts)
         self.listener = Listener(config.base_uri, self.reports.routes(), peers=peers, mlc=mlc)
 
+    def configure(self, config: RouterConfig) -> None:
+        """Go by other settings from the next session on."""
+        self.config = config
+
     @property
     def _contracts(self) -> ContractMaker:
         return ContractMaker(self.config, self.board)

@@ -165,6 +165,12 @@ class Verifier:
         )
         self.listener = Listener(config.base_uri, self._routes(), peers=peers, mlc=mlc)
 
+    def configure(self, config: VerifierConfig) -> None:
+        """Go by other settings from the next session on, and by another rate at once."""
+        if config.round_rate != self.config.round_rate:
+            self._rates = RateLimit(config.round_rate)
+        self.config = config
+
     def _count_reused(self, tokens: int) -> None:
         self.counts["kv_tokens_reused"] += tokens
 

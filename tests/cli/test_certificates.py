@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,45 @@ def test_a_folder_that_cannot_be_written() -> None:
     result = certs("init", "--out", "file/pki")
     assert result.exit_code == 1
     assert result.stderr.startswith("file/pki: ")
+
+
+def test_renew_makes_the_same_certificates_again() -> None:
+    """ux 4: names, hosts and roles stay; the authority does too."""
+    good("init", "--trust-domain", "lab.example", *SPECS, "--san", "gpu1.other")
+    before = {path: path.read_bytes() for path in Path("sdcpd-pki").iterdir()}
+    shown = good("show", "sdcpd-pki")
+    assert good("renew", "--if-needed") == ["nothing is due"]
+    assert good("renew", "--if-needed", "verifier/v0") == ["nothing is due"]
+    good("renew", "v0")
+    after = {path: path.read_bytes() for path in Path("sdcpd-pki").iterdir()}
+    changed = {path.name for path in after if after[path] != before[path]}
+    assert changed == {"verifier.v0.crt", "verifier.v0.key"}
+    again = [line for line in good("show", "sdcpd-pki") if "sha256" not in line]
+    assert again == [line for line in shown if "sha256" not in line]
+    good("renew")
+    assert Path("sdcpd-pki/ca.crt").read_bytes() == before[Path("sdcpd-pki/ca.crt")]
+    assert good("check", "sdcpd-pki")
+
+
+def test_what_is_due_is_renewed() -> None:
+    """Also when it has expired; a timer that finds nothing to do has not failed."""
+    good("init", "--trust-domain", "lab.example")
+    long_ago = datetime.now(UTC) - timedelta(days=80)
+    for name in ("old", "older"):
+        days = 90 if name == "old" else 30
+        base = f"https://{name}.lab:7443/"
+        issue("sdcpd-pki", role="verifier", name=name, base_uri=base, days=days, now=long_ago)
+    good("issue", "verifier/new=https://new.lab:7443/")
+    fresh = Path("sdcpd-pki/verifier.new.crt").read_bytes()
+    lines = good("renew", "--if-needed")
+    assert [line.split()[0] for line in lines[:2]] == ["verifier/old", "verifier/older"]
+    assert Path("sdcpd-pki/verifier.new.crt").read_bytes() == fresh
+    assert good("renew", "--if-needed") == ["nothing is due"]
+
+
+@pytest.mark.parametrize("names", [["v9"], ["router/v0"], ["v0", "x"]])
+def test_renewing_what_is_not_there(names: list[str]) -> None:
+    good("init", "--trust-domain", "lab.example", *SPECS)
+    result = certs("renew", *names)
+    assert result.exit_code == 1
+    assert "there are: router/r0, verifier/v0" in result.stderr

@@ -101,9 +101,9 @@ def test_a_supervisor_that_does_not_listen_is_no_reason_to_fail(site: Site) -> N
         probe.bind(str(site.directory / "nobody.notify"))
     (site.directory / "nobody.notify").unlink()
     code = (
-        "import os, sdcpd.service as s\n"
+        "import os, sdcpd.logs as logs, sdcpd.service as s\n"
         f"os.environ['NOTIFY_SOCKET'] = {str(site.directory / 'nobody.notify')!r}\n"
-        "s.set_up_logging('info')\n"
+        "logs.set_up_logging('info')\n"
         "s.notify('READY=1')\n"
     )
     done = subprocess.run(

@@ -1,0 +1,57 @@
+"""The listener of the OpenAI-compatible API, beside a router."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from sdcpd import settings
+from sdcpd.config import Config
+from sdcpd.engine.tokenizer import TextModel
+from sdcpd.parts import Parts, StartError, reason
+from sdcpd.reload import Reloads
+from sdcpd.transport.http1 import Http1Server
+
+if TYPE_CHECKING:
+    from sdcpd.roles.router import Router
+
+log = logging.getLogger("sdcpd")
+
+
+def api_uri(config: Config) -> str | None:
+    """Where clients reach the model, if they can."""
+    if config.api is None:
+        return None
+    host, port = config.api.listen
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+async def start_api(parts: Parts, reloads: Reloads, router: Router, text: TextModel) -> None:
+    """Serve clients if `[api]` is there; raises StartError."""
+    section = parts.config.api
+    if section is None:
+        return
+    from sdcpd.roles.api_access import KeysError
+    from sdcpd.roles.frontend import FrontEnd
+
+    try:
+        front_end = FrontEnd(router, text, settings.api_settings(section, parts.config))
+    except KeysError as e:
+        raise StartError(f"[api] keys_file: {e}", status=78) from e
+    parts.stack.push_async_callback(front_end.aclose)
+    reloads.on_change(
+        lambda new: front_end.configure(settings.api_settings(new.api or section, new))
+    )
+    parts.run_until_closed(front_end.write_first_text(), name="first text")
+    host, port = section.listen
+    server = Http1Server(front_end.handle, host=host, port=port, refuse=front_end.refuse)
+    try:
+        await server.start()
+    except OSError as e:
+        raise StartError(
+            f"API: cannot listen on {host}:{port}: {reason(e)}; stop the other program or "
+            "choose another [api] listen",
+            status=1,
+        ) from e
+    parts.stack.push_async_callback(server.aclose)
+    log.info("API: %s", api_uri(parts.config))

@@ -11,8 +11,12 @@ import sdcpd
 from cli.certificates import certs
 from cli.config import config, reload
 from cli.exact import verify_exact
+from cli.instances import instances
+from cli.keys import keys
 from cli.log import log
 from cli.models import models
+from cli.sessions import sessions
+from cli.shell import completion, manpages
 from cli.status import status
 
 
@@ -21,17 +25,25 @@ from cli.status import status
 def main() -> None:
     """Operate sdcpd.
 
-    Exit codes: 0 done, 1 failed, 2 usage, 3 cannot connect.
+    Exit codes: 0 done, 1 failed, 2 usage, 3 cannot connect, 4 refused, 5 not found.
     """
 
 
-main.add_command(certs)
-main.add_command(config)
-main.add_command(log)
-main.add_command(models)
-main.add_command(reload)
-main.add_command(status)
-main.add_command(verify_exact)
+for command in (
+    certs,
+    completion,
+    config,
+    instances,
+    keys,
+    log,
+    manpages,
+    models,
+    reload,
+    sessions,
+    status,
+    verify_exact,
+):
+    main.add_command(command)
 
 
 if __name__ == "__main__":

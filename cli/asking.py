@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import click
 from cli.endpoint import Endpoint, default_endpoint
 from cli.errors import EXIT_UNREACHABLE, CtlError
 
+_SESSION = re.compile(r"[A-Za-z0-9_-]{22}")
 endpoint_option = click.option(
     "--endpoint",
     type=Endpoint(),
@@ -18,6 +21,17 @@ endpoint_option = click.option(
     help="admin socket to ask; default: the running `sdcpd dev`, else this host's router "
     "[env: SDCPCTL_ENDPOINT]",
 )
+
+
+class OfSession(click.Command):
+    """Takes ids that begin with a dash, which one in 64 does, for what they are."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's, with such ids behind the mark that ends the options."""
+        ids = [one for one in args if one.startswith("-") and _SESSION.fullmatch(one)]
+        if ids and "--" not in args:
+            args = [*(one for one in args if one not in ids), "--", *ids]
+        return super().parse_args(ctx, args)
 
 
 def ask_instance(
@@ -42,3 +56,16 @@ def ask_instance(
         raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
     except AdminRefused as e:
         raise CtlError(f"{socket} refused: {e}" if named else str(e)) from e
+
+
+def follow_instance(endpoint: Path | None, path: str, body: dict[str, Any]) -> Iterator[str]:
+    """The lines of an answer as they come; raises CtlError."""
+    from sdcpd.admin_client import AdminRefused, AdminUnreachable, follow
+
+    socket = endpoint or default_endpoint()
+    try:
+        yield from follow(socket, path, body)
+    except AdminUnreachable as e:
+        raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
+    except AdminRefused as e:
+        raise CtlError(str(e)) from e

@@ -1,6 +1,7 @@
 """How `sdcpctl` fails: one sentence on standard error, and an exit code that scripts can test.
 
-0 done, 1 the operation or check failed, 2 usage, 3 nobody to connect to.
+0 done, 1 the operation or check failed, 2 usage, 3 nobody to connect to, 4 refused by TLS or for
+want of a role or key, 5 not found.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import IO, Any
 
 import click
 
-EXIT_FAILED, EXIT_UNREACHABLE = 1, 3
+EXIT_FAILED, EXIT_UNREACHABLE, EXIT_REFUSED, EXIT_NOT_FOUND = 1, 3, 4, 5
 
 
 class CtlError(click.ClickException):

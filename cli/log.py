@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cli.asking import ask_instance, endpoint_option
+from cli.asking import OfSession, ask_instance, endpoint_option
 from cli.errors import CtlError
 from cli.text import echo, table
 
 HEADER = ("#", "KIND", "EPOCH", "ROUND", "EMITTED", "COMMITTED", "DIGEST")
 RIGHT = (0, 2, 3, 4, 5)
 DIGEST_SHOWN = 16  # characters
-_SESSION = re.compile(r"[A-Za-z0-9_-]{22}")
 
 _output = click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
-
-
-class _OfSession(click.Command):
-    """Takes ids that begin with a dash, which one in 64 does, for what they are."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's, with such ids behind the mark that ends the options."""
-        ids = [one for one in args if one.startswith("-") and _SESSION.fullmatch(one)]
-        if ids and "--" not in args:
-            args = [*(one for one in args if one not in ids), "--", *ids]
-        return super().parse_args(ctx, args)
 
 
 @click.group()
@@ -39,7 +26,7 @@ def log() -> None:
     """Look at, check and fence the commit log of a session."""
 
 
-@log.command(cls=_OfSession)
+@log.command(cls=OfSession)
 @click.argument("session")
 @click.option("--tokens", is_flag=True, help="show the token ids too")
 @endpoint_option
@@ -58,7 +45,7 @@ def show(session: str, tokens: bool, endpoint: Path | None, output: str) -> None
                 echo(f"{number}: {' '.join(map(str, one['tokens']))}")
 
 
-@log.command(cls=_OfSession)
+@log.command(cls=OfSession)
 @click.argument("session")
 @endpoint_option
 @_output
@@ -76,7 +63,7 @@ def verify(session: str, endpoint: Path | None, output: str) -> None:
         raise CtlError(f"the log of {session} has {len(faults)} faults; it was not changed")
 
 
-@log.command(cls=_OfSession)
+@log.command(cls=OfSession)
 @click.argument("session")
 @click.option("--yes", is_flag=True, help="do not ask")
 @endpoint_option

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 import sdcpd
+from sdcpd.admin_cluster import WATCH, ClusterAdmin
 from sdcpd.admin_logs import LogsAdmin
-from sdcpd.admin_resources import AdminError, JsonResources
+from sdcpd.admin_resources import AdminError, JsonResources, Resource
 from sdcpd.engine.api import KvUsage
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.metrics import Metrics
@@ -41,10 +42,14 @@ class RouterAdmin(JsonResources):
         """`api` is where clients reach the model, if they can."""
         self._name, self._router, self._text, self._api = name, router, text, api
         self._begun = time.monotonic()
-        resources = {("GET", "/status"): self.status, ("POST", "/generate"): self.generate}
-        super().__init__(
-            resources | (logs.resources if logs else {}), health=router.health, metrics=metrics
-        )
+        resources: dict[tuple[str, str], Resource] = {
+            ("GET", "/status"): self.status,
+            ("POST", "/generate"): self.generate,
+        }
+        cluster = ClusterAdmin(router, text)
+        resources |= cluster.resources | (logs.resources if logs else {})
+        super().__init__(resources, health=router.health, metrics=metrics)
+        self._streams[("POST", WATCH)] = cluster.watch
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Instances, sessions and counts."""

@@ -6,6 +6,8 @@ import http.client
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +65,35 @@ def fetch(path: Path, resource: str, *, timeout_s: float = 10.0) -> str:
     return said.decode()
 
 
+def follow(
+    path: Path, resource: str, body: dict[str, Any], *, timeout_s: float = 600.0
+) -> Iterator[str]:
+    """The lines of an answer as they come; raises as `ask` does."""
+    octets = json.dumps(body).encode()
+    with _answered(path, "POST", resource, octets, timeout_s=timeout_s) as response:
+        if response.status != 200:
+            said = json.loads(response.read())
+            raise AdminRefused(str(said.get("error", f"status {response.status}")))
+        for line in response:
+            yield line.decode().rstrip("\n")
+
+
 def _exchange(
     path: Path, method: str, resource: str, octets: bytes | None, *, timeout_s: float
 ) -> tuple[int, bytes]:
+    with _answered(path, method, resource, octets, timeout_s=timeout_s) as response:
+        return response.status, response.read()
+
+
+@contextmanager
+def _answered(
+    path: Path, method: str, resource: str, octets: bytes | None, *, timeout_s: float
+) -> Iterator[http.client.HTTPResponse]:
+    """A response whose body is still to be read; what fails until then is told as well."""
     connection = _UnixConnection(path, timeout_s)
     try:
         connection.request(method, resource, octets, {"content-type": "application/json"})
-        response = connection.getresponse()
-        return response.status, response.read()
+        yield connection.getresponse()
     except FileNotFoundError as e:
         raise AdminUnreachable(
             f"there is no admin socket {path}; is the instance running on this host?"

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+from sdcpd.admin_cluster import ClusterRefused
 from sdcpd.admin_logs import LogsRefused
 from sdcpd.engine.tokenizer import ChatTemplateError
 from sdcpd.metrics import MEDIA_TYPE as METRICS_TYPE
@@ -14,10 +15,12 @@ from sdcpd.metrics import Metrics
 from sdcpd.roles.generation import GenerationError
 from sdcpd.roles.health import Health
 from sdcpd.transport.http import Request, Response
+from sdcpd.transport.http1 import StreamingResponse
 
 log = logging.getLogger("sdcpd.admin")
 SCHEMA = "sdcpctl/v1"
 Resource = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Stream = Callable[[Request], Awaitable[Response | StreamingResponse]]
 
 
 class Admin(Protocol):
@@ -25,7 +28,7 @@ class Admin(Protocol):
 
     def add(self, resources: Mapping[tuple[str, str], Resource]) -> None: ...
 
-    async def handle(self, request: Request) -> Response: ...
+    async def handle(self, request: Request) -> Response | StreamingResponse: ...
 
 
 class AdminError(Exception):
@@ -44,14 +47,17 @@ class JsonResources:
     ) -> None:
         """`metrics` is what GET /metrics shows, as Prometheus text."""
         self._resources = {**resources, ("GET", "/health"): self._alive}
+        self._streams: dict[tuple[str, str], Stream] = {}
         self._health, self._metrics = health, metrics
 
     def add(self, resources: Mapping[tuple[str, str], Resource]) -> None:
         """Have more resources, such as those of the whole process."""
         self._resources |= resources
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: Request) -> Response | StreamingResponse:
         """Answer a request; never raises."""
+        if (stream := self._streams.get((request.method, request.path))) is not None:
+            return await stream(request)
         if self._metrics is not None and (request.method, request.path) == ("GET", "/metrics"):
             return Response(200, (("content-type", METRICS_TYPE),), self._metrics.text())
         if (request.method, request.path) == ("GET", "/ready"):
@@ -67,7 +73,7 @@ class JsonResources:
             if not isinstance(body, dict):
                 raise AdminError("the body must be a JSON object")
             return _json(200, {"schema": SCHEMA, **await resource(body)})
-        except (AdminError, ChatTemplateError, GenerationError, LogsRefused) as e:
+        except (AdminError, ChatTemplateError, ClusterRefused, GenerationError, LogsRefused) as e:
             return _json(409, {"error": str(e)})
         except Exception:
             log.exception("%s %s failed", request.method, request.path)

@@ -43,6 +43,15 @@ class Board:
         self._permitted = {normalize_base_uri(base): said for base, said in permitted.items()}
         self._trust_all = trust_all
         self._instances: dict[tuple[str, int], Instance] = {}
+        self._drained: set[tuple[str, int]] = set()
+
+    def drain(self, base: str, role: InstanceRole, *, on: bool) -> None:
+        """Give an instance no sessions any more, or again; a restart of it changes nothing."""
+        (self._drained.add if on else self._drained.discard)((base, role))
+
+    def drained(self, base: str, role: int) -> bool:
+        """Whether an instance gets no sessions because somebody wants it so."""
+        return (base, role) in self._drained
 
     def report(self, base: str, status: Status, *, now: float) -> bool:
         """Take a status; True if it is a new process under the same identity (D-R2).
@@ -92,8 +101,7 @@ class Board:
             instance
             for (base, role), instance in self._instances.items()
             if role == InstanceRole.DRAFTER
-            and now < instance.expires
-            and instance.status.ready is not False
+            and self._serves(base, instance, now)
             and self._allows(base, instance.status, contract)
         ]
         return sorted(found, key=_preference)
@@ -101,8 +109,8 @@ class Board:
     def has_drafter(self, *, now: float) -> bool:
         """Whether any drafter at all is fresh and ready."""
         return any(
-            role == InstanceRole.DRAFTER and now < one.expires and one.status.ready is not False
-            for (_, role), one in self._instances.items()
+            role == InstanceRole.DRAFTER and self._serves(base, one, now)
+            for (base, role), one in self._instances.items()
         )
 
     def choose_drafter(
@@ -125,12 +133,16 @@ class Board:
             instance
             for (base, role), instance in self._instances.items()
             if role == InstanceRole.VERIFIER
-            and now < instance.expires
-            and instance.status.ready is not False
+            and self._serves(base, instance, now)
             and target in (None, self._model(base, instance.status) or target)
         ]
         fresh.sort(key=lambda i: (i.base in exclude, *_preference(i)))
         return fresh[0].base if fresh else None
+
+    def _serves(self, base: str, one: Instance, now: float) -> bool:
+        """Whether an instance may be given sessions, as far as it and the operator say."""
+        ready = now < one.expires and one.status.ready is not False
+        return ready and not self.drained(base, one.status.role)
 
     def assigned(self, base: str, role: InstanceRole, change: int) -> None:
         """Count a session given to an instance (+1), or taken from it (-1)."""

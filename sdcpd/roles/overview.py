@@ -15,7 +15,7 @@ from sdcpd.roles.generation import Generator
 def instances_of(board: Board) -> list[dict[str, Any]]:
     """Every instance that ever reported, as any holder of a key may see it."""
     now = time.monotonic()
-    return [_instance(one, now) for one in board.all()]
+    return [_instance(one, now, board) for one in board.all()]
 
 
 def instances_in_full(board: Board) -> list[dict[str, Any]]:
@@ -45,12 +45,16 @@ def status_for_clients(generator: Generator, model: str) -> dict[str, Any]:
     }
 
 
-def _instance(instance: Instance, now: float) -> dict[str, Any]:
+def _instance(instance: Instance, now: float, board: Board) -> dict[str, Any]:
     status = instance.status
     return {
         "instance": status.instance,
         "role": InstanceRole(status.role).name.lower(),
-        "state": _state(status, fresh=now < instance.expires),
+        "state": _state(
+            status,
+            fresh=now < instance.expires,
+            drained=board.drained(instance.base, status.role),
+        ),
         "load": status.load,
         "queue": status.queue,
         "accept": None if status.accept_milli is None else status.accept_milli / 1000,
@@ -59,9 +63,11 @@ def _instance(instance: Instance, now: float) -> dict[str, Any]:
     }
 
 
-def _state(status: Status, *, fresh: bool) -> str:
+def _state(status: Status, *, fresh: bool, drained: bool) -> str:
     if status.ttl_ms == 0:  # it has withdrawn (D-R1): at its end, or because it is stuck
         return "stuck" if status.ready is False else "gone"
     if not fresh:
         return "expired"
-    return "loading" if status.ready is False else "ready"
+    if status.ready is False:
+        return "loading"
+    return "draining" if drained else "ready"

@@ -93,6 +93,11 @@ class Router:
         """The sessions that are open."""
         return list(self._sessions.values())
 
+    @property
+    def ended_sessions(self) -> Sequence[RoutedSession]:
+        """The sessions that ended last, the latest at the end."""
+        return list(self._ended.values())
+
     def restore(self) -> int:
         """Take up the sessions that were open when the router stopped; returns how many (D-F5).
 

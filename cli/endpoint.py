@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from cli.errors import EXIT_UNREACHABLE, CtlError
-from sdcpd.admin_client import dev_state_path
 
 RUN = Path("/run/sdcpd")
 
@@ -32,6 +31,8 @@ class Endpoint(click.ParamType[Path]):
 
 def default_endpoint(run: Path = RUN) -> Path:
     """The socket to ask when none is named; raises CtlError when there is nothing to ask."""
+    from sdcpd.admin_client import dev_state_path
+
     dev = dev_state_path()
     if dev is not None and (socket := _dev_router(dev)) is not None:
         return socket

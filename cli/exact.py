@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from pathlib import Path
@@ -56,6 +55,8 @@ def verify_exact(
     every M; alone and among 15 strangers; self-decoding and failover in the middle; with KV of an
     earlier text and without.  No cluster need run: it makes one in this process.
     """
+    import asyncio
+
     try:
         from sdcpd.engine.api import ModelError
         from sdcpd.exact.command import verify

@@ -108,13 +108,15 @@ class ClusterAdmin:
 
     async def _lines(self, routed: RoutedSession, output: Any) -> AsyncGenerator[bytes, None]:
         stream, rounds = TextStream(self._text), Rounds(self._text)
-        stop, begin = frozenset(output.stop or ()), time.monotonic()
+        stop, begin, count = frozenset(output.stop or ()), time.monotonic(), 0
         yield _line({"session": routed.label})
         try:
             async with closing_parts(aiter(output)) as parts:
                 async for part in parts:
                     texts = ["" if token in stop else stream.add(token) for token in part.tokens]
-                    shown = [asdict(one) for one in rounds.of(texts, part.parts)]
+                    rounds.add(texts, part.parts)
+                    count += sum(map(len, texts))
+                    shown = [asdict(one) for one in rounds.release(count, ended=False)]
                     seconds = round(time.monotonic() - begin, 3)
                     yield _line({"rounds": shown, "tokens": len(part.tokens), "seconds": seconds})
             yield _line({"end": "finished", "rest": stream.finish()})

@@ -44,7 +44,13 @@ async def start_api(parts: Parts, reloads: Reloads, router: Router, text: TextMo
     )
     parts.run_until_closed(front_end.write_first_text(), name="first text")
     host, port = section.listen
-    server = Http1Server(front_end.handle, host=host, port=port, refuse=front_end.refuse)
+    server = Http1Server(
+        front_end.handle,
+        host=host,
+        port=port,
+        refuse=front_end.refuse,
+        body_bytes_max=section.body_max,
+    )
     try:
         await server.start()
     except OSError as e:

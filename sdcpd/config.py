@@ -18,6 +18,7 @@ from sdcpd.config_problems import in_order, value_problem
 from sdcpd.config_sources import SourceError, Sources, read_sources, text_sources
 from sdcpd.config_values import (
     BaseUri,
+    BodySize,
     Bucket,
     Device,
     Digest,
@@ -236,6 +237,8 @@ class ApiSection(Section):
     keys_file: OptionalPath = None
     allow_anonymous: bool = False
     cors_origins: list[str] = []
+    body_max: BodySize = 8 << 20
+    """Largest body of a request."""
     sse_ping: DurationOrZero = 5.0
     max_queue: Annotated[int, Field(ge=1, le=100_000)] = 256
 

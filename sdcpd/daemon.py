@@ -73,6 +73,7 @@ class Daemon:
                     self._parts.tasks.spawn(self._obey(signals), name="signals")
                     await self._start_all()
                     await anyio.sleep_forever()
+                self._ready = False  # a reload that comes now must not say READY=1
                 service.notify("STOPPING=1")
                 log.info("stopping")
         if self._fatal is not None:

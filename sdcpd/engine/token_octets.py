@@ -42,6 +42,14 @@ class TokenOctets:
         return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
 
     @cached_property
+    def longest(self) -> int | None:
+        """How many octets of a text one token stands for at most; None where that can't be told."""
+        if "ByteLevel" not in self._decoders or self._tokenizer.normalizer is not None:
+            return None  # a normalizer may shorten a text
+        sizes = (len(self[token]) for token in self._tokenizer.get_vocab().values())
+        return max(sizes, default=None)
+
+    @cached_property
     def _added(self) -> frozenset[int]:
         return frozenset(self._tokenizer.get_added_tokens_decoder())
 

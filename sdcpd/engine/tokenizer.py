@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from sdcpd.engine.api import ModelError
 from sdcpd.engine.token_octets import TokenOctets
@@ -81,7 +81,22 @@ class TextModel:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Tokens of a text; `special` adds what the tokenizer puts around a plain text."""
-        return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
+        return list(self._encoded(text, special).ids)
+
+    def encode_at(self, text: str) -> tuple[list[int], list[int]]:
+        """Tokens of a text, and at which of its characters each begins."""
+        found = self._encoded(text, True)
+        return list(found.ids), [begin for begin, _ in found.offsets]
+
+    def tokens_min(self, text: str) -> int:
+        """How many tokens a text has at least, as far as its length alone tells."""
+        longest = self.octets.longest
+        return -(-len(text.encode()) // longest) if longest else 0
+
+    def _encoded(self, text: str, special: bool) -> Encoding:
+        # A batch of one: for a single text the library keeps the interpreter's lock all the while.
+        (found,) = self.tokenizer.encode_batch([text], add_special_tokens=special)
+        return found
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special tokens left out."""
@@ -136,6 +151,11 @@ class TextStream:
         self._window: list[int] = []
         self._shown = 0  # characters of the decoded window that were given out
         self._context = 0  # tokens of the window that were complete before
+
+    def go_on_after(self, tokens: Sequence[int]) -> None:
+        """Begin behind other tokens, whose text is known, and which may end within a character."""
+        for token in tokens[-WINDOW_KEPT:]:
+            self.add(token)
 
     def add(self, token: int) -> str:
         """The text that this token completes; may be empty."""

@@ -151,6 +151,12 @@ class Board:
             known.sessions = max(0, known.sessions + change)
             known.assigned_since = max(0, known.assigned_since + change)
 
+    def given(self, base: str, role: InstanceRole) -> None:
+        """Count work that is no session; the instance's next report has it in its load."""
+        known = self._instances.get((base, role))
+        if known is not None:
+            known.assigned_since += 1
+
     def _model(self, base: str, status: Status) -> bytes | None:
         return self._said(base).model or status.model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,8 +48,11 @@ class Piece:
 class Answer(Protocol):
     """One kind of answer to one request, which may have several choices."""
 
-    def whole(self, choices: Sequence[tuple[Piece, str]], usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer that is not streamed: texts, and why each ended."""
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        """The answer that is not streamed."""
+
+    def choice(self, index: int, piece: Piece, finish_reason: str | None) -> dict[str, Any]:
+        """One choice of it: the text, and why it ended."""
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         """Chunks of a choice that come before any text."""
@@ -73,14 +77,15 @@ class ChatAnswer:
     logprobs: int | None = None
     """How many alternatives are shown; None: no log-probabilities are."""
 
-    def whole(self, choices: Sequence[tuple[Piece, str]], usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         """See Answer."""
-        shown = []
-        for index, (piece, finish_reason) in enumerate(choices):
-            message = {"role": "assistant", "content": piece.text, "refusal": None}
-            choice = {"index": index, "message": message, "logprobs": self._logprobs(piece)}
-            shown.append(choice | {"finish_reason": finish_reason})
-        return self._object("chat.completion", shown, usage=usage)
+        return self._object("chat.completion", choices, usage=usage)
+
+    def choice(self, index: int, piece: Piece, finish_reason: str | None) -> dict[str, Any]:
+        """See Answer."""
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        choice = {"index": index, "message": message, "logprobs": self._logprobs(piece)}
+        return choice | {"finish_reason": finish_reason}
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         """See Answer."""
@@ -134,10 +139,9 @@ class CompletionAnswer:
     logprobs: int | None = None
     """As in ChatAnswer."""
 
-    def whole(self, choices: Sequence[tuple[Piece, str]], usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         """See Answer."""
-        shown = [self._choice(index, piece, why) for index, (piece, why) in enumerate(choices)]
-        return self._object(shown) | {"usage": usage}
+        return self._object(choices) | {"usage": usage}
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         """See Answer."""
@@ -145,7 +149,7 @@ class CompletionAnswer:
 
     def piece(self, index: int, piece: Piece) -> dict[str, Any]:
         """See Answer."""
-        return self._object([self._choice(index, piece, None)]) | _rounds(index, piece)
+        return self._object([self.choice(index, piece, None)]) | _rounds(index, piece)
 
     def end(self, index: int, finish_reason: str) -> dict[str, Any]:
         """See Answer."""
@@ -156,7 +160,8 @@ class CompletionAnswer:
         """See Answer."""
         return self._object([]) | {"usage": usage}
 
-    def _choice(self, index: int, piece: Piece, finish_reason: str | None) -> dict[str, Any]:
+    def choice(self, index: int, piece: Piece, finish_reason: str | None) -> dict[str, Any]:
+        """See Answer."""
         shown = self.logprobs
         logprobs = None if shown is None else completion_logprobs(piece.entries, alternatives=shown)
         choice = {"index": index, "text": piece.text, "logprobs": logprobs}
@@ -186,6 +191,19 @@ def _rounds(index: int, piece: Piece) -> dict[str, Any]:
         for one in piece.rounds
     ]
     return {"sdcp": {"index": index, "rounds": rounds}}
+
+
+async def whole_octets(
+    answer: Answer, choices: Sequence[tuple[Piece, str]], usage: dict[str, Any]
+) -> bytes:
+    """A whole answer, of which each choice is made for itself: others have their turn between."""
+    # Within a string the quotes would be escaped, so that it is the member that is found.
+    head, choices_begin, tail = octets_of(answer.whole([], usage)).partition(b'"choices":[')
+    made = []
+    for index, (piece, finish_reason) in enumerate(choices):
+        made.append(octets_of(answer.choice(index, piece, finish_reason)))
+        await asyncio.sleep(0)
+    return b"".join((head, choices_begin, b",".join(made), tail))
 
 
 def octets_of(value: object) -> bytes:

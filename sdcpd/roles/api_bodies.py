@@ -57,7 +57,7 @@ def _prompts(value: object) -> object:
 
 
 def _are_tokens(value: list[object]) -> bool:
-    return bool(value) and all(type(token) is int for token in value)
+    return bool(value) and set(map(type, value)) == {int}
 
 
 def _whether(value: object) -> object:
@@ -140,7 +140,8 @@ class TextBody(Body):
 class CompletionBody(TextBody):
     """`POST /v1/completions`"""
 
-    prompt: Annotated[list[str | list[int]] | None, BeforeValidator(_prompts)] = None
+    # Checked by `_prompts`; pydantic would look at each of a million tokens once more.
+    prompt: Annotated[Any, BeforeValidator(_prompts)] = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     echo: bool | None = None
     logprobs: Annotated[_Alternatives | None, BeforeValidator(_whether)] = None

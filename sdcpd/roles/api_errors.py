@@ -74,9 +74,11 @@ def not_begun(error: GenerationError) -> ApiError:
     return ApiError(503, str(error), headers=retry_after(error.retry_after_s))
 
 
-def broken_off(message: str) -> ApiError:
-    """A text that ended early."""
-    return ApiError(502, message, code=SESSION_FAILED)
+def broken_off(error: GenerationError | str) -> ApiError:
+    """A text that ended early; whoever has seen none of it may be told when to come again."""
+    if isinstance(error, GenerationError) and error.retry_after_s is not None:
+        return not_begun(error)
+    return ApiError(502, str(error), code=SESSION_FAILED)
 
 
 def retry_after(seconds: float) -> Headers:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.roles.api_bodies import TextBody
 from sdcpd.roles.api_errors import invalid
+from sdcpd.roles.api_text import Wanted
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.transport.http import Request
 
 SPECULATION_FIELD = "x-sdcp-speculation"
+ECHO_VALUES_MAX = 1_000_000  # some 20 MB of JSON
 SPECULATION_WORDS = ("on", "off", "rejection")
 
 
@@ -48,6 +50,27 @@ def plan(
     return [first, *(replace(first, sampling=body.sampling(choice)) for choice in others)]
 
 
+def check_length(plain: str, *, text: TextModel, param: str) -> None:
+    """Raise ApiError 400 for a text that can't fit, without making tokens of it."""
+    if (least := text.tokens_min(plain)) > text.context_max:
+        raise _too_long(None, least, context=text.context_max, param=param, least=True)
+
+
+def check_size(wanted: Sequence[Wanted]) -> None:
+    """Raise ApiError 400 for echoes whose log-probabilities would be too many for one answer."""
+    values = sum(
+        len(one.request.prompt) * (1 + one.request.logprobs)
+        for one in wanted
+        if one.echo is not None and one.request.logprobs is not None
+    )
+    if values > ECHO_VALUES_MAX:
+        raise invalid(
+            f"prompt: {values} log-probabilities would be echoed, and an answer has at most"
+            f" {ECHO_VALUES_MAX}; send fewer prompts at once, or ask for fewer alternatives",
+            "prompt",
+        )
+
+
 def _check_prompt(prompt: Sequence[int], *, text: TextModel, param: str) -> None:
     if not prompt:
         raise invalid(f"{param} must not be empty", param)
@@ -58,12 +81,15 @@ def _check_prompt(prompt: Sequence[int], *, text: TextModel, param: str) -> None
         )
 
 
-def _too_long(wanted: int | None, count: int, *, context: int, param: str) -> Exception:
+def _too_long(
+    wanted: int | None, count: int, *, context: int, param: str, least: bool = False
+) -> Exception:
     """Nothing is ever cut to make it fit. Some clients look for the first sentence."""
+    has = f"at least {count}" if least else f"{count}"
     more = "" if wanted is None else f", and {wanted} tokens were asked for after it"
     return invalid(
         f"This model's maximum context length is {context} tokens. "
-        f"However, the prompt has {count} tokens{more}. Shorten it, or ask for fewer.",
+        f"However, the prompt has {has} tokens{more}. Shorten it, or ask for fewer.",
         param if count >= context else "max_tokens",
         code="context_length_exceeded",
     )
@@ -72,6 +98,8 @@ def _too_long(wanted: int | None, count: int, *, context: int, param: str) -> Ex
 def _speculation(body: TextBody, request: Request) -> str:
     """Whether drafters may be used (D-Z6), and under which rule; either way of saying no counts."""
     field = (request.header(SPECULATION_FIELD) or "on").lower()
+    if field == "rejection" and body.seed is not None:
+        raise invalid("under rejection a seed does not fix the text; leave one out", "seed")
     if field not in SPECULATION_WORDS:
         words = f"{', '.join(SPECULATION_WORDS[:-1])} or {SPECULATION_WORDS[-1]}"
         raise invalid(f"{SPECULATION_FIELD} must be {words}", SPECULATION_FIELD)

@@ -10,7 +10,7 @@ from typing import Protocol
 from sdcpd.engine.tokenizer import TextModel, TextStream
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.api_answers import Piece
-from sdcpd.roles.api_logprobs import entry
+from sdcpd.roles.api_echo import Echo
 from sdcpd.roles.api_stop import StopCutter
 from sdcpd.roles.api_tokens import Entries, Rounds
 from sdcpd.roles.generation import (
@@ -31,8 +31,10 @@ class Wanted:
 
     request: GenerationRequest
     stop_strings: Sequence[str] = ()
-    echo: str | None = None
-    """The prompt's text, if it is to stand before its continuation."""
+    echo: Echo | None = None
+    """The prompt, if it is to stand before its continuation."""
+    continues: bool = False
+    """Whether the text goes on where the prompt ends, which may be within a character."""
     rounds: bool = False
     """Whether it is told of each piece which rounds it came from."""
 
@@ -54,7 +56,7 @@ class Run(Protocol):
     finish_reason: str | None
     """Why the text ended, once all of it was given out."""
     completion_tokens: int
-    """Tokens up to where the text ends; a stop token is no part of it."""
+    """Tokens until the text has ended: those of a stop string count, a stop token does not."""
 
     @property
     def stats(self) -> GenerationStats: ...
@@ -69,19 +71,6 @@ class Run(Protocol):
         """End the session unless its verifier has; returns at once."""
 
 
-async def echoed(generator: Generator, wanted: Wanted, text: TextModel) -> Piece:
-    """A prompt as the beginning of its own continuation; raises GenerationError."""
-    piece = Piece(wanted.echo or "")
-    prompt, alternatives = wanted.request.prompt, wanted.request.logprobs
-    if alternatives is not None:
-        rows = (None, *await generator.logprobs(prompt, alternatives))
-        stream, offset = TextStream(text), 0
-        for token, row in zip(prompt, rows, strict=True):
-            piece.entries.append(entry(text.octets, token, row, offset=offset))
-            offset += len(stream.add(token))
-    return piece
-
-
 class TextRun:
     """See Run. Begins its session at once."""
 
@@ -91,8 +80,10 @@ class TextRun:
         self.wanted, self.completion_tokens = wanted, 0
         self.finish_reason: str | None = None
         request = wanted.request
-        self._generator, self._text, self._endings = generator, text, endings
+        self._endings = endings
         self._stream, self._cutter = TextStream(text), StopCutter(wanted.stop_strings)
+        if wanted.continues:
+            self._stream.go_on_after(request.prompt)
         self._entries = Entries(text.octets) if request.logprobs is not None else None
         self._rounds = Rounds(text) if wanted.rounds else None
         self._stop = frozenset(request.stop)
@@ -118,7 +109,7 @@ class TextRun:
         """See Run."""
         generation = await asyncio.shield(self.opening)
         if self.wanted.echo is not None:
-            piece = await echoed(self._generator, self.wanted, self._text)
+            piece = await self.wanted.echo.piece()
             self._made = self._shown = len(piece.text)
             yield piece
         async with closing_parts(aiter(generation)) as parts:
@@ -135,6 +126,8 @@ class TextRun:
         if not self._closed and not self._session_ended:
             self._endings.spawn(self._end(), name="end of a session")
         self._closed = True
+        if self.wanted.echo is not None:
+            self.wanted.echo.close()
 
     async def _end(self) -> None:
         try:
@@ -153,14 +146,17 @@ class TextRun:
             if self._cutter.hit:
                 self.finish_reason = "stop"
                 break
-        if self._rounds is not None:
-            piece.rounds = self._rounds.of(texts, part.parts)
         if part.finished and self.finish_reason is None:
             self._finish(piece)
         self._shown += len(piece.text)
+        ended = self.finish_reason is not None
+        if self._rounds is not None:
+            texts += [""] * (len(part.tokens) - len(texts))  # what is behind a stop string
+            self._rounds.add(texts, part.parts)
+            piece.rounds = self._rounds.release(self._shown, ended=ended)
         if self._entries is not None:
             piece.entries = self._entries.release(self._shown)
-            if self.finish_reason is not None and not self._cutter.hit:
+            if ended and not self._cutter.hit:
                 piece.entries += self._entries.finish()
         return piece
 
@@ -195,21 +191,22 @@ class TextRun:
 class PromptRun:
     """See Run. A prompt that is shown, with nothing after it; no session is needed for that."""
 
-    def __init__(
-        self, generator: Generator, wanted: Wanted, *, text: TextModel, label: str
-    ) -> None:
+    def __init__(self, wanted: Wanted, *, label: str) -> None:
+        assert wanted.echo is not None, "there is nothing else to show"
         self.wanted, self.completion_tokens, self.stats = wanted, 0, GenerationStats()
         self.finish_reason: str | None = None
-        self._generator, self._text, self._label = generator, text, label
+        self._echo, self._label = wanted.echo, label
 
     async def opened(self) -> str:
-        """See Run."""
+        """See Run: once it is known that there is a text."""
+        await self._echo.piece()
         return self._label
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """See Run."""
-        yield await echoed(self._generator, self.wanted, self._text)
+        yield await self._echo.piece()
         self.finish_reason = "length"
 
     def close(self) -> None:
-        """See Run: there is no session."""
+        """See Run."""
+        self._echo.close()

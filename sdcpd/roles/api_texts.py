@@ -7,15 +7,17 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from sdcpd.engine.tokenizer import ChatTemplateError, TextModel
 from sdcpd.protocol.uris import session_path_id
-from sdcpd.roles.api_answers import Answer, ChatAnswer, CompletionAnswer, octets_of
+from sdcpd.roles.api_answers import Answer, ChatAnswer, CompletionAnswer, whole_octets
 from sdcpd.roles.api_bodies import ChatBody, CompletionBody, TextBody
 from sdcpd.roles.api_choices import Choices, usage_of
+from sdcpd.roles.api_echo import Echo
 from sdcpd.roles.api_errors import (
     JSON_HEADERS,
     ApiError,
@@ -25,7 +27,7 @@ from sdcpd.roles.api_errors import (
     retry_after,
 )
 from sdcpd.roles.api_messages import ChatMessages
-from sdcpd.roles.api_plan import plan
+from sdcpd.roles.api_plan import check_length, check_size, plan
 from sdcpd.roles.api_stream import HEADERS, EventStream
 from sdcpd.roles.api_text import Endings, PromptRun, Run, TextRun, Wanted
 from sdcpd.roles.generation import GenerationError, Generator
@@ -34,6 +36,7 @@ from sdcpd.transport.http1 import StreamingResponse
 
 log = logging.getLogger("sdcpd.api")
 T = TypeVar("T")
+_BESIDE = ThreadPoolExecutor(1, "tokens")  # each text takes many times its own memory
 COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's
 ENCODE_CHARACTERS_MAX = 8192  # longer texts are encoded in a thread
 CLOSE_S = 2.0
@@ -50,10 +53,10 @@ class Asked:
 
 
 async def run_beside(size: int, what: Callable[..., T], *arguments: object) -> T:
-    """Call at once what is soon done, and in a thread what is not."""
+    """Call at once what is soon done, and in a thread, one at a time, what is not."""
     if size <= ENCODE_CHARACTERS_MAX:
         return what(*arguments)
-    return await asyncio.to_thread(what, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(_BESIDE, what, *arguments)
 
 
 async def encode(text: TextModel, plain: str, *, special: bool = True) -> Sequence[int]:
@@ -62,16 +65,18 @@ async def encode(text: TextModel, plain: str, *, special: bool = True) -> Sequen
 
 
 async def chat_tokens(
-    text: TextModel, body: ChatMessages, *, special: bool = False
+    text: TextModel, body: ChatMessages, *, special: bool = False, fitting: bool = False
 ) -> Sequence[int]:
     """The tokens of a chat, as the model's template puts it; raises ApiError 400.
 
-    Templates put special tokens themselves.
+    Templates put special tokens themselves. `fitting`: what can't fit the context is refused.
     """
     try:
         rendered = text.chat_prompt(body.for_template())
     except ChatTemplateError as e:
         raise invalid(str(e), "messages") from e
+    if fitting:
+        check_length(rendered, text=text, param="messages")
     return await encode(text, rendered, special=special)
 
 
@@ -100,26 +105,45 @@ class Texts:
             raise invalid("prompt is missing", "prompt", code="missing_required_parameter")
         wanted: list[Wanted] = []
         for given in body.prompt:
-            prompt = await encode(self._text, given) if isinstance(given, str) else given
-            texts = plan(
-                body,
-                prompt,
-                text=self._text,
-                param="prompt",
-                max_new_default=COMPLETION_TOKENS_DEFAULT,
-                request=request,
-            )
-            echo = None
-            if body.echo:
-                echo = given if isinstance(given, str) else self._text.decode(given)
-            wanted += [Wanted(one, body.stop, echo, body.rounds_in_stream) for one in texts]
+            wanted += await self._continuations(given, body, request)
+        check_size(wanted)
         return await self._run(wanted, self._asked(request, owner, body, CompletionAnswer))
+
+    async def _continuations(
+        self, given: str | list[int], body: CompletionBody, request: Request
+    ) -> list[Wanted]:
+        """What is wanted of one prompt."""
+        plain, prompt, offsets = None, given, list[int]()
+        if isinstance(given, str):
+            check_length(plain := given, text=self._text, param="prompt")
+            prompt, offsets = await run_beside(len(plain), self._text.encode_at, plain)
+        assert not isinstance(prompt, str)
+        texts = plan(
+            body,
+            prompt,
+            text=self._text,
+            param="prompt",
+            max_new_default=COMPLETION_TOKENS_DEFAULT,
+            request=request,
+        )
+        echo = None
+        if body.echo:
+            echo = Echo(
+                self._generator,
+                self._text,
+                prompt,
+                alternatives=body.alternatives,
+                plain=plain,
+                offsets=offsets,
+            )
+        rounds = body.rounds_in_stream
+        return [Wanted(one, body.stop, echo, continues=True, rounds=rounds) for one in texts]
 
     async def chat(
         self, body: ChatBody, request: Request, *, owner: str
     ) -> Response | StreamingResponse:
         """Answer a chat; raises ApiError."""
-        prompt = await chat_tokens(self._text, body)
+        prompt = await chat_tokens(self._text, body, fitting=True)
         texts = plan(
             body,
             prompt,
@@ -172,7 +196,7 @@ class Texts:
     def _begin_one(self, wanted: Wanted) -> Run:
         if wanted.request.max_new == 0:
             label = session_path_id(secrets.token_bytes(16))
-            return PromptRun(self._generator, wanted, text=self._text, label=label)
+            return PromptRun(wanted, label=label)
         run = TextRun(self._generator, wanted, text=self._text, endings=self._endings)
         self._opening.add(run.opening)
         run.opening.add_done_callback(self._opening.discard)
@@ -186,11 +210,11 @@ class Texts:
         try:
             texts = await choices.whole()
         except GenerationError as e:
-            raise broken_off(str(e)) from e
+            raise broken_off(e) from e
         _log(session, choices, asked)
         usage = usage_of(choices, per_prompt=asked.body.choices)
-        value = asked.answer(session).whole(texts, usage)
-        return Response(200, (*JSON_HEADERS, ("x-request-id", session)), octets_of(value))
+        octets = await whole_octets(asked.answer(session), texts, usage)
+        return Response(200, (*JSON_HEADERS, ("x-request-id", session)), octets)
 
     async def _streamed(self, choices: Choices, asked: Asked) -> StreamingResponse:
         """A stream, which begins before its session if that takes long: proxies lose patience."""

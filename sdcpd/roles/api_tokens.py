@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sdcpd.engine.token_octets import TokenOctets
 from sdcpd.engine.tokenizer import TextModel
@@ -43,18 +44,42 @@ class Entries:
 
 
 class Rounds:
-    """Tells of each round what text it added, from what its verifier told of it."""
+    """Tells of each round what text it added, from what its verifier told of it.
+
+    A round is held back until all of its text is given out; of one that a stop string cuts, the
+    rest of its text is never told.
+    """
 
     def __init__(self, text: TextModel) -> None:
         self._text = text
-        self._count = 0
+        self._count = self._made = 0
+        self._held: deque[tuple[int, Round]] = deque()  # with where its text begins
 
-    def of(self, texts: Sequence[str], parts: Sequence[Part]) -> list[Round]:
-        """The rounds of tokens that came together, of which each added one of `texts`.
+    def add(self, texts: Sequence[str], parts: Sequence[Part]) -> None:
+        """Take in tokens that came together, of which each added one of `texts`."""
+        for one in self._of(texts, parts):
+            self._held.append((self._made, one))
+            self._made += len(one.accepted) + len(one.own)
 
-        What no part tells of is the verifier's: one that took a session over knows no rounds of
-        the one before it.
-        """
+    def release(self, shown: int, *, ended: bool) -> list[Round]:
+        """The rounds whose text lies in the first `shown` characters; all, if it has `ended`."""
+        found = []
+        while self._held:
+            begin, one = self._held[0]
+            size = len(one.accepted) + len(one.own)
+            if begin + size > shown and not ended:
+                break
+            self._held.popleft()
+            if begin + size > shown:
+                left = max(0, shown - begin)
+                accepted = one.accepted[:left]
+                one = replace(one, accepted=accepted, own=one.own[: left - len(accepted)])
+            if begin < shown or not size:
+                found.append(one)
+        return found
+
+    def _of(self, texts: Sequence[str], parts: Sequence[Part]) -> list[Round]:
+        """What no part tells of is the verifier's: after a failover it knows no earlier rounds."""
         first, self._count = self._count, self._count + len(texts)
         found, at = [], first
         for part in parts:

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from sdcpd.protocol.instances import Board
 from sdcpd.protocol.logprobs import LogprobsAnswer, LogprobsRequest, Row
+from sdcpd.protocol.messages import InstanceRole
 from sdcpd.protocol.uris import join
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
 from sdcpd.roles.generation import GenerationError
 from sdcpd.transport.http import Client, TransportError
 
 log = logging.getLogger("sdcpd.router")
-TIMEOUT_S = 120.0  # a long prompt is computed meanwhile
+TIMEOUT_S = 120.0  # the text before a piece is computed meanwhile
+PIECE = 256  # tokens asked about at once
 TRIES_MAX = 3
 PAUSE_S = 0.5
 NOT_SERVED = (404, 405, 501)
@@ -37,10 +39,20 @@ class LogprobSource:
     ) -> tuple[Row, ...]:
         """A row for each of tokens[from_:], from_ at least 1; raises GenerationError.
 
-        `first` is the verifier to ask before others.
+        `first` is the verifier to ask before others. Asked in pieces, at one verifier if it can
+        be: nobody computes much for a client that has gone, and what was computed is kept there
+        for the next piece.
         """
-        if from_ >= len(tokens):
-            return ()
+        found: list[Row] = []
+        for at in range(from_, len(tokens), PIECE):
+            first, rows = await self._piece(tokens[: at + PIECE], at, alternatives, first)
+            found += rows
+        return tuple(found)
+
+    async def _piece(
+        self, tokens: Sequence[int], from_: int, alternatives: int, first: str | None
+    ) -> tuple[str, tuple[Row, ...]]:
+        """The rows, and which verifier told them."""
         tried: list[str] = []
         for _ in range(TRIES_MAX):
             verifier = first if first not in (None, *tried) else self._next(tried)
@@ -49,7 +61,7 @@ class LogprobSource:
                 await asyncio.sleep(PAUSE_S)  # it is the only one; it may be back
             tried.append(verifier)
             try:
-                return await self._ask(verifier, tokens, from_, alternatives)
+                return verifier, await self._ask(verifier, tokens, from_, alternatives)
             except (Declined, TransportError, BadAnswer) as e:
                 if isinstance(e, Declined) and e.problem.status in NOT_SERVED:
                     raise GenerationError(UNKNOWN.format(verifier)) from e
@@ -73,6 +85,7 @@ class LogprobSource:
             alternatives=alternatives,
         )
         uri = join(verifier, "logprobs")
+        self.board.given(verifier, InstanceRole.VERIFIER)
         response = await call(self.client, "POST", uri, message=message, timeout_s=TIMEOUT_S)
         rows = read_answer(LogprobsAnswer, response).rows
         if len(rows) != len(tokens) - from_:

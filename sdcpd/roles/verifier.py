@@ -10,7 +10,6 @@ import weakref
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from sdcpd.engine.api import KvUsage, TargetEngine
 from sdcpd.protocol.codec import decode
@@ -58,7 +57,7 @@ from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.rates import RateLimit
 from sdcpd.roles.target_kv import TargetKv
 from sdcpd.roles.tasks import Tasks
-from sdcpd.roles.verifier_logprobs import answer_logprobs
+from sdcpd.roles.verifier_logprobs import LogprobsResource
 from sdcpd.roles.verifier_opening import Opener
 from sdcpd.roles.verifier_session import ServedSession, SessionContext
 from sdcpd.transport.http import Client, Request, Response
@@ -163,6 +162,7 @@ class Verifier:
             stalls=LogStalls(self.health),
             round_wait_s=ROUND_WAIT_S,
         )
+        self._logprobs = LogprobsResource(engine)
         self.listener = Listener(config.base_uri, self._routes(), peers=peers, mlc=mlc)
 
     def configure(self, config: VerifierConfig) -> None:
@@ -201,7 +201,7 @@ class Verifier:
             Route(
                 "POST",
                 "logprobs",
-                partial(answer_logprobs, self._engine),
+                self._logprobs.answer,
                 ("router",),
                 True,
                 SESSION_OPEN_BYTES_MAX,
@@ -379,7 +379,7 @@ class Verifier:
     # ---- housekeeping
 
     def _busy(self) -> int:
-        return sum(served.machine.busy for served in self._serving)
+        return sum(served.machine.busy for served in self._serving) + self._logprobs.active
 
     def _forget_old(self) -> None:
         """Ended sessions become tombstones, and those go in their turn (D-H12)."""

@@ -126,6 +126,9 @@ class ServedSession:
         output = self.machine.output(from_)
         if output is None or self.opened.logprobs is None:
             return output
+        # What was read needs no keeping: a router that wants it again has it scored.
+        while self._logprobs and (oldest := next(iter(self._logprobs))) < from_:
+            del self._logprobs[oldest]
         rows = [self._logprobs.get(from_ + index) for index in range(len(output.tokens))]
         known = tuple(row for row in rows if row is not None)
         return replace(output, logprobs=known if len(known) == len(rows) else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ def test_completion(shell: str) -> None:
     assert "_SDCPCTL_COMPLETE" in done.output
 
 
+@pytest.mark.filterwarnings("ignore:.*make_default_short_help:DeprecationWarning")
 def test_a_page_for_each_command(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["manpages", str(tmp_path)]).exit_code == 0
     pages = {path.name for path in tmp_path.iterdir()}
@@ -33,5 +35,7 @@ def test_neither_torch_nor_what_is_slow_is_imported() -> None:
         "print(sorted({'torch', 'numpy', 'pydantic', 'asyncio', 'cryptography', 'jinja2', 'h2'}"
         " & sys.modules.keys()))"
     )
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    own = {"PATH": os.environ["PATH"]}  # without what the tests put into every process
+    made = subprocess.run(command, capture_output=True, text=True, check=True, env=own)
     assert made.stdout == "[]\n"

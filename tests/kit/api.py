@@ -100,6 +100,8 @@ class Scripted:
     session: bytes = bytes(16)
     stats: GenerationStats = field(default_factory=GenerationStats)
     ready: Readiness = field(default_factory=lambda: Readiness(True, "ready"))
+    rounds: list[tuple[int, ...]] = field(default_factory=list)
+    """What its rounds are said to have been like, as `Output.parts` does."""
     seen: dict[str, Any] = field(
         default_factory=lambda: {"sessions": 0, "instances": [], "counts": {}}
     )
@@ -126,6 +128,7 @@ class Scripted:
         return self if session == self.session else None
 
     async def __aiter__(self) -> AsyncIterator[Tokens]:
+        count = 0
         for part in self.parts:
             if isinstance(part, Exception):
                 raise part
@@ -134,7 +137,9 @@ class Scripted:
             else:
                 asked = self.requests[-1].logprobs if self.requests else None
                 rows = () if asked is None else scripted_rows(part, asked)
-                yield Tokens(tuple(part), finished=False, logprobs=rows)
+                begin, count = count, count + len(part)
+                told = tuple(one for one in self.rounds if begin < one[0] <= count)
+                yield Tokens(tuple(part), finished=False, logprobs=rows, parts=told)
         yield Tokens((), finished=True)
 
     async def logprobs(self, tokens: Sequence[int], alternatives: int) -> tuple[Row, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections import Counter, defaultdict
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from tests.kit.api import (
     tokenizer,
 )
 from tests.kit.cluster import cluster
+from tests.roles.test_frontend_text import byte_fallback_model
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -319,3 +322,69 @@ async def test_version_tells_the_version() -> None:
     async with served(Scripted()) as api:
         status, answer = await api.json("GET", "/version")
         assert (status, answer["version"]) == (200, sdcpd.__version__)
+
+
+# ---- where the prompt ends
+
+
+async def test_a_character_split_between_prompt_and_text() -> None:
+    """The prompt ends within it: it is shown once, by who finishes it."""
+    tokens = text_model().encode("The 🙂 fox")
+    border = next(at for at in range(len(tokens)) if len(text_model().decode(tokens[:at])) > 4) + 1
+    prompt, rest = tokens[:border], tokens[border:]
+    assert "\ufffd" in text_model().decode(prompt)
+    for echo, expected in ((True, "The 🙂 fox"), (False, "🙂 fox")):
+        async with served(Scripted(parts=[[token] for token in rest])) as api:
+            body = {"prompt": [prompt], "echo": echo, "max_tokens": len(rest)}
+            _, answer = await api.json("POST", COMPLETIONS, body=body)
+        assert answer["choices"][0]["text"] == expected
+
+
+async def test_a_text_goes_on_with_its_space() -> None:
+    """Also where the tokenizer drops a space that begins a text: this one does not begin there."""
+    model = byte_fallback_model()
+    token = model.tokenizer.token_to_id
+    script = [token("▁fox"), token("es"), token("▁the")]
+    async with served(Scripted(parts=[script]), text=model) as api:
+        body = {"prompt": [[token("▁the")]], "max_tokens": 3}
+        plain = (await api.json("POST", COMPLETIONS, body=body))[1]["choices"][0]["text"]
+        echoed = (await api.json("POST", COMPLETIONS, body=body | {"echo": True}))[1]
+    assert plain == " foxes the"
+    assert echoed["choices"][0]["text"] == "the foxes the"
+
+
+async def test_what_can_not_fit_is_refused_without_making_tokens_of_it() -> None:
+    """A text of megabytes must cost nobody's time."""
+    model = text_model()
+    longest = model.octets.longest
+    assert longest
+    assert model.tokens_min("x" * longest * 3) == 3
+    assert byte_fallback_model().tokens_min("x" * 1000) == 0, "a normalizer may shorten texts"
+    asked: list[str] = []
+
+    class Counting(TextModel):
+        def encode_at(self, text: str) -> tuple[list[int], list[int]]:
+            asked.append(text)
+            return super().encode_at(text)
+
+    counting = Counting(**{f.name: getattr(model, f.name) for f in fields(TextModel)})
+    async with served(Scripted(), text=counting) as api:
+        body = {"prompt": "x" * longest * 600}
+        status, answer = await api.json("POST", COMPLETIONS, body=body)
+        assert status == 400
+        assert answer["error"]["code"] == "context_length_exceeded"
+        assert "at least 600 tokens" in answer["error"]["message"]
+        assert not asked
+        messages = [{"role": "user", "content": "x" * longest * 600}]
+        status, answer = await api.json("POST", CHAT, body={"messages": messages})
+        assert answer["error"]["code"] == "context_length_exceeded"
+
+
+async def test_under_rejection_no_seed_is_taken() -> None:
+    """It would not fix the text; saying nothing would be a promise."""
+    async with served(Scripted()) as api:
+        headers = "x-sdcp-speculation: rejection\r\n"
+        body = {"prompt": "x", "seed": 5}
+        status, _, octets = await api.raw("POST", COMPLETIONS, body=body, headers=headers)
+        assert status == 400
+        assert json.loads(octets)["error"]["param"] == "seed"

@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdcpd.protocol.logprobs import logprob_row
+from sdcpd.protocol.logprobs import Row, logprob_row
 from sdcpd.roles.api_answers import Piece
 from sdcpd.roles.api_tokens import Rounds
-from tests.kit.api import END, NAME, STORY, Scripted, cluster_api, served, text_model, tokenizer
+from tests.kit.api import (
+    END,
+    NAME,
+    NO_VERIFIER,
+    STORY,
+    Scripted,
+    cluster_api,
+    served,
+    text_model,
+    tokenizer,
+)
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -168,6 +178,71 @@ async def test_echo_scores_what_the_model_thinks_of_it() -> None:
         assert not cluster.router.sessions
 
 
+async def test_offsets_are_places_in_the_text_that_was_sent() -> None:
+    """Also where it has special tokens, which the text of tokens has not."""
+    prompt = "<|im_start|>Naïve 🙂<|im_end|> fox"
+    tokens = MODEL.encode(prompt)
+    choice = await completion([SCRIPT[:3]], prompt=prompt, logprobs=0, echo=True)
+    offsets = choice["logprobs"]["text_offset"]
+    text = choice["text"]
+    assert text == prompt + MODEL.decode(SCRIPT[:3])
+    for at, token in enumerate([*tokens, *SCRIPT[:3]]):
+        octets = MODEL.octets[token]
+        whole = text[offsets[at] :].encode()
+        assert whole.startswith(octets) or not _is_text(octets), (at, octets)
+    assert offsets[len(tokens)] == len(prompt)
+
+
+def _is_text(octets: bytes) -> bool:
+    try:
+        octets.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+async def test_a_prompt_is_scored_once_for_all_its_choices() -> None:
+    class Counting(Scripted):
+        scored = 0
+
+        async def logprobs(self, tokens: Sequence[int], alternatives: int) -> tuple[Row, ...]:
+            Counting.scored += 1
+            return await super().logprobs(tokens, alternatives)
+
+    async with served(Counting()) as api:
+        body = {"prompt": [SCRIPT[:9], SCRIPT[:5]], "n": 8, "logprobs": 1, "echo": True}
+        status, answer = await api.json("POST", COMPLETIONS, body=body | {"max_tokens": 0})
+    assert status == 200
+    assert len(answer["choices"]) == 16
+    assert Counting.scored == 2
+    assert answer["usage"]["prompt_tokens"] == 14
+
+
+async def test_no_answer_is_without_end() -> None:
+    async with served(Scripted()) as api:
+        body = {"prompt": [[5] * 500] * 120, "logprobs": 20, "echo": True, "max_tokens": 0}
+        status, answer = await api.json("POST", COMPLETIONS, body=body)
+        assert status == 400
+        assert "1260000 log-probabilities" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_nobody_can_score_now(stream: bool) -> None:
+    """503 with Retry-After, as for any text that can't be begun."""
+
+    class Unready(Scripted):
+        async def logprobs(self, tokens: Sequence[int], alternatives: int) -> tuple[Row, ...]:
+            raise NO_VERIFIER
+
+    async with served(Unready()) as api:
+        body = {"prompt": "x y", "logprobs": 1, "echo": True, "max_tokens": 0, "stream": stream}
+        status, fields, _ = await api.raw("POST", COMPLETIONS, body=body)
+        assert (status, fields["retry-after"]) == (503, "1")
+        body["max_tokens"] = 1
+        status, fields, _ = await api.raw("POST", COMPLETIONS, body=body | {"stream": False})
+        assert (status, fields["retry-after"]) == (503, "1")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -226,7 +301,8 @@ def test_rounds_in_any_grouping(made: list[tuple[int, int]], data: st.DataObject
     known = parts[data.draw(st.integers(0, len(parts))) :]
     rounds, found = Rounds(MODEL), []
     for first, last in pairwise(ends):
-        found += rounds.of(texts[first:last], [p for p in known if first < p[0] <= last])
+        rounds.add(texts[first:last], [p for p in known if first < p[0] <= last])
+        found += rounds.release(sum(map(len, texts[:last])), ended=False)
     assert "".join(one.accepted + one.own for one in found) == "".join(texts)
     told = [one for one in found if one.accepted or one.rejected or one.self_decoded]
     assert len(told) == len(known)
@@ -235,6 +311,25 @@ def test_rounds_in_any_grouping(made: list[tuple[int, int]], data: st.DataObject
         assert one.own.count(" ") == 1
         assert one.self_decoded == (not accepted and not rejected)
         assert one.rejected == MODEL.decode(rejected)
+
+
+@pytest.mark.parametrize("size", [1, 2, len(SCRIPT)])
+async def test_rounds_end_with_their_text(size: int) -> None:
+    """Nothing of a stop string is told; what was accepted before it stays accepted."""
+    ends = [*range(4, len(SCRIPT), 4), len(SCRIPT)]
+    generator = Scripted(parts=[SCRIPT[at : at + size] for at in range(0, len(SCRIPT), size)])
+    generator.rounds = [(end, 3, 5) for end in ends]
+    options = {"include_speculation": True}
+    body = {"messages": HELLO, "stop": ["own fox"], "stream_options": options}
+    async with served(generator) as api:
+        *chunks, _ = await api.events(CHAT, body)
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+    told = [one for chunk in chunks for one in chunk.get("sdcp", {}).get("rounds", [])]
+    assert text == "The quick br"
+    assert "".join(one["accepted"] + one["own"] for one in told) == text
+    if size == len(SCRIPT):
+        whole = MODEL.decode(SCRIPT[:3])
+        assert told[0]["accepted"] == whole[: len(text)]
 
 
 def test_pieces_add_up() -> None:

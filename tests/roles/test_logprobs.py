@@ -185,3 +185,73 @@ async def test_what_a_verifier_refuses_to_score() -> None:
         whole = cbor2.loads(message())
         assert (await ask(c, cbor2.dumps(whole | {"alternatives": 21}))).status == 400
         assert (await ask(c, message(), role="drafter")).status == 403
+
+
+async def test_long_texts_are_asked_about_in_pieces_at_one_verifier() -> None:
+    """So that nobody computes much for a client that has gone."""
+    async with cluster(verifiers=2) as c:
+        asked: list[tuple[str, int]] = []
+        for base, handle in list(c.network.items()):
+            c.network[base] = partial(_noted, base, handle, asked)
+        text = tuple(at % 32 for at in range(600))
+        rows = await c.router.logprobs(text, 1)
+        assert rows == tuple(
+            logprob_row(c.model.scores(text[:at]), text[at], 1) for at in range(1, 600)
+        )
+        assert [count for _, count in asked] == [257, 513, 600]
+        assert len({base for base, _ in asked}) == 1
+        await asyncio.gather(*(c.router.logprobs(text, 0) for _ in range(6)))
+        assert {base for base, _ in asked} == set(c.verifiers), "many go to all"
+
+
+async def _noted(
+    base: str, handle: Handler, asked: list[tuple[str, int]], request: Request
+) -> Response:
+    if request.path == "/logprobs":
+        asked.append((base, len(decode(LogprobsRequest, request.body).tokens)))
+    return await handle(request)
+
+
+async def test_a_verifier_scores_a_few_at_a_time_and_says_that_it_is_busy() -> None:
+    go_on = asyncio.Event()
+
+    class Slow(FakeTarget):
+        running = most = 0
+
+        async def logprobs(
+            self, tokens: Sequence[int], from_: int, alternatives: int, *, scope: bytes = b""
+        ) -> tuple[Row, ...]:
+            Slow.running += 1
+            Slow.most = max(Slow.most, Slow.running)
+            await go_on.wait()
+            Slow.running -= 1
+            return await super().logprobs(tokens, from_, alternatives, scope=scope)
+
+    c = Cluster()
+    c.add_router()
+    verifier = c.add_verifier(engine=Slow(c.model))
+    try:
+        await c.ready()
+        idle = verifier.load()
+        tasks = [asyncio.ensure_future(c.router.logprobs((1, 2, 3), 0)) for _ in range(64)]
+        async with asyncio.timeout(5):
+            while verifier._logprobs.active < 64:
+                await asyncio.sleep(0)
+        assert verifier.load() > idle
+        info = FakeTarget(c.model).info
+        message = LogprobsRequest(target=info.model, tokens=(1, 2), from_=1, alternatives=0)
+        assert (await ask(c, encode(message))).status == 429
+        go_on.set()
+        assert len(await asyncio.gather(*tasks)) == 64
+        assert Slow.most == 4
+        assert verifier.load() == idle
+    finally:
+        await c.aclose()
+
+
+async def test_a_verifier_keeps_rows_until_they_are_read() -> None:
+    async with cluster() as c:
+        tokens, _, _ = await read(c, wanted(300))
+        assert len(tokens) == 300
+        (served,) = c.verifiers[V0].sessions
+        assert len(served._logprobs) < 60, "of the last rounds"

@@ -19,6 +19,7 @@ from sdcpd.transport.http1 import Http1Server
 from tests.kit.api import STORY, ScriptModel, text_model, tokenizer
 from tests.kit.cluster import Cluster
 
+pytestmark = pytest.mark.slow
 SCRIPT = tokenizer().encode(STORY).ids
 GREEDY = Sampling(temperature_milli=0)
 V0, V1, D0, D1 = (f"https://{name}.test/" for name in ("v0", "v1", "d0", "d1"))

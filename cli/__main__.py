@@ -10,6 +10,7 @@ import click
 import sdcpd
 from cli.certificates import certs
 from cli.config import config, reload
+from cli.doctor import doctor
 from cli.exact import verify_exact
 from cli.instances import instances
 from cli.keys import keys
@@ -33,6 +34,7 @@ for command in (
     certs,
     completion,
     config,
+    doctor,
     instances,
     keys,
     log,

@@ -26,12 +26,13 @@ def problems_of(config: Config, instances: list[Instance]) -> list[str]:
             parts.check_base_uri(instance, identity)
         except (IdentityError, StartError) as e:
             found.append(f"{instance.label}: {str(e).removeprefix(f'{instance.label}: ')}")
-        problems = _model_problems(config, instance.role) + _log_problems(config, instance)
+        problems = model_problems(config, instance.role) + _log_problems(config, instance)
         found += [f"{instance.label}: {text}" for text in problems]
     return found
 
 
-def _model_problems(config: Config, role: str) -> list[str]:
+def model_problems(config: Config, role: str) -> list[str]:
+    """What is wrong with the model directory of a role."""
     if role == "router":
         own = config.router.model if config.router else None
         verifier = config.verifier.model.path if config.verifier else None

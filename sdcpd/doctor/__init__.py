@@ -1,0 +1,1 @@
+"""`sdcpctl doctor`: what is wrong on this host, and in the cluster that its router sees."""

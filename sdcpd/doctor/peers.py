@@ -1,0 +1,105 @@
+"""Whether an instance reaches those that it calls, and what it hears from who runs here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from sdcpd.doctor.finding import FAIL, OK, WARN, Finding
+
+if TYPE_CHECKING:
+    from sdcpd.config import Config
+    from sdcpd.parts import Instance
+
+ACCEPT_MIN = 0.3
+
+
+def path_findings(config: Config, instance: Instance) -> Iterator[Finding]:
+    """A handshake with the router, as the instance would make it."""
+    from certs.files import CertsError
+    from certs.probe import probe_peer
+
+    router = getattr(getattr(config, instance.role), "router", None)
+    if router is None:
+        return
+    parts = urlsplit(router)
+    address = f"{parts.hostname}:{parts.port or 443}"
+    files = {name: instance.fill(getattr(config.tls, name)) for name in ("ca", "cert", "key")}
+    begin = time.monotonic()
+    try:
+        found = probe_peer(address, **files)
+    except CertsError as e:
+        cure = "Is the router running, and is the port open?  On its host: sdcpctl doctor"
+        yield Finding("path", FAIL, f"{instance.label} -> router {router}: {e}.  {cure}")
+        return
+    took_ms = 1000 * (time.monotonic() - begin)
+    yield Finding(
+        "path",
+        OK,
+        f"{instance.label} -> router {router}: {found.tls_version}, connected in {took_ms:.1f} ms",
+    )
+
+
+def instance_findings(label: str, answer: dict[str, Any] | str) -> Iterator[Finding]:
+    """What an instance says of itself at its admin socket, or why it says nothing."""
+    if isinstance(answer, str):
+        yield Finding("running", FAIL, f"{label}: {answer}")
+        return
+    for reason in answer.get("reasons", ()):
+        yield Finding("running", FAIL, f"{label} is not ready: {reason}")
+    for reason in answer.get("degraded", ()):
+        yield Finding("running", WARN, f"{label}: {reason}")
+    if not answer.get("reasons"):
+        yield Finding("running", OK, f"{label} is ready, version {answer['version']}")
+
+
+def cluster_findings(answer: dict[str, Any]) -> Iterator[Finding]:
+    """What a router sees of its verifiers and drafters."""
+    instances = answer["instances"]
+    for one in instances:
+        yield from _seen(one)
+    for role in ("verifier", "drafter"):
+        ready = [one for one in instances if (one["role"], one["state"]) == (role, "ready")]
+        if ready:
+            continue
+        if role == "verifier":
+            text = "no verifier is ready, so that no text can be generated.  Start one, and see"
+        else:
+            text = "no drafter is ready: verifiers decode alone, without speculation.  Start one,"
+            text += " and see"
+        level = FAIL if role == "verifier" else WARN
+        yield Finding("cluster", level, f"{text} its log: journalctl -u 'sdcpd@{role}*' -n 50")
+    engines = {one["engine"] for one in instances if one["role"] == "verifier" and one["engine"]}
+    if len(engines) > 1:
+        yield Finding(
+            "cluster",
+            WARN,
+            f"the verifiers compute in {len(engines)} different ways, so that a text may differ"
+            " after a failover.  Give them the same device, dtype and version:"
+            " sdcpctl instances list -o wide",
+        )
+
+
+def _seen(one: dict[str, Any]) -> Iterator[Finding]:
+    who = f"{one['role']} {one['instance']} at {one['base_uri']}"
+    look = f"Look at its log: journalctl -u 'sdcpd@{one['role']}*' -n 50"
+    match one["state"]:
+        case "expired":
+            yield Finding("cluster", FAIL, f"{who}: no status for {one['seen_s']} s.  {look}")
+        case "stuck":
+            yield Finding("cluster", FAIL, f"{who}: its engine does not go on.  {look}")
+        case "draining":
+            undrain = f"Back with: sdcpctl instances undrain {one['instance']}"
+            yield Finding("cluster", WARN, f"{who} is drained.  {undrain}")
+        case "ready":
+            yield Finding("cluster", OK, f"{who}: load {one['load']} %, seen {one['seen_s']} s ago")
+    accept = one["accept"]
+    if one["role"] == "drafter" and accept is not None and accept < ACCEPT_MIN:
+        yield Finding(
+            "cluster",
+            WARN,
+            f"{who}: {accept:.0%} of its tokens are accepted.  Is its model one of the target's"
+            " family?  sdcpctl sessions watch shows what is rejected",
+        )

@@ -18,7 +18,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) -e '.[engine,test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) -e '.[engine,test,clients]'
 	touch $@
 
 dev: install

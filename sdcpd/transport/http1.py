@@ -292,9 +292,16 @@ class _Connection:
         headers = (*response.headers, ("transfer-encoding", "chunked"))
         await self._write(_head(response.status, headers))
         if not head:
-            while (octets := await self._while_there(gone, _pull(response.body))) is not None:
-                await self._write(h11.Data(data=octets))
+            await self._while_there(gone, self._pieces(response.body))
         await self._write(h11.EndOfMessage())
+
+    async def _pieces(self, body: Body) -> None:
+        """All of a body, in one task: one for each piece would cost as much as the piece."""
+        try:
+            while True:
+                await self._write(h11.Data(data=await body.__anext__()))
+        except StopAsyncIteration:
+            return
 
     async def _send(self, response: Response, *, head: bool) -> None:
         headers = response.headers
@@ -315,14 +322,6 @@ class _Connection:
                 await self._writer.drain()
         except TimeoutError:
             raise _Gone from None
-
-
-async def _pull(body: Body) -> bytes | None:
-    """The next piece, or None; a task can't end with StopAsyncIteration."""
-    try:
-        return await body.__anext__()
-    except StopAsyncIteration:
-        return None
 
 
 def _head(status: int, headers: Headers) -> h11.Response:

@@ -25,9 +25,10 @@ Sample = dict[str, float]
 class Memory:
     """Samples all processes in a thread, while somebody else makes them work.
 
-    `resident` is all that a process has in memory, `own` that without pages of files.  `cached` is
-    what it says of its caches, which fill up to their bounds with texts and are no growth: keys and
-    values of earlier texts, and objects.  `rest` is `own` without it.
+        `resident` is all that a process has in memory, `own` that without pages of files.  `cached` is
+        what it says of its caches, which fill up to their bounds with texts and are no growth: keys and
+        values of earlier texts, and objects.  `rest` is `own` without it, which is less than what there is:
+    blocks count in full that are written in part.  In a process without an engine both are the same.
     """
 
     def __init__(self, cluster: Dev) -> None:

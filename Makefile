@@ -21,6 +21,11 @@ install: .venv/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) -e '.[engine,test]'
 	touch $@
 
+# What people call the API with; only tests need it, and it is as large as the rest.
+.venv/clients: .venv/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) -e '.[clients]'
+	touch $@
+
 dev: install
 	$(BIN)/sdcpd dev $(DEV_ARGS)
 
@@ -29,10 +34,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+test: lint .venv/clients
 	$(BIN)/pytest -q
 
-test-slow: install
+test-slow: install .venv/clients
 	$(BIN)/pytest -q -m slow --timeout 1200
 
 # Real processes under kill -9, freezes and cut links for 20 minutes, and what it came to.
@@ -45,7 +50,7 @@ soak: install
 	$(BIN)/python -m tests.chaos.soak $(SOAK_ARGS)
 
 # All tests, and docs/conformance.md from what they came to.
-conformance: install
+conformance: install .venv/clients
 	$(BIN)/pytest -q -m 'not device' --timeout 1200 --conformance=docs/conformance.md tests
 
 # STORIES=stories.jsonl OUT=DIR

@@ -26,10 +26,10 @@ def path_findings(config: Config, instance: Instance) -> Iterator[Finding]:
         return
     parts = urlsplit(router)
     address = f"{parts.hostname}:{parts.port or 443}"
-    files = {name: instance.fill(getattr(config.tls, name)) for name in ("ca", "cert", "key")}
+    tls, fill = config.tls, instance.fill
     begin = time.monotonic()
     try:
-        found = probe_peer(address, **files)
+        found = probe_peer(address, ca=fill(tls.ca), cert=fill(tls.cert), key=fill(tls.key))
     except CertsError as e:
         cure = "Is the router running, and is the port open?  On its host: sdcpctl doctor"
         yield Finding("path", FAIL, f"{instance.label} -> router {router}: {e}.  {cure}")

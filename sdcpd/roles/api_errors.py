@@ -19,7 +19,9 @@ _CODES = {
     413: "body_too_large",
     431: "headers_too_large",
     500: "internal_error",
+    501: "not_implemented",
     503: "unavailable",
+    505: "http_version_not_supported",
 }
 SESSION_FAILED = "sdcp_session_failed"
 

@@ -135,6 +135,7 @@ class _Connection:
         self._reader, self._writer = reader, writer
         self._machine = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._body: Body | None = None
+        self._head_only = False  # what is asked is HEAD, whose answer has no body
 
     async def run(self, *, full: bool) -> None:
         """Serve until either side has had enough; raises nothing but cancellation."""
@@ -159,7 +160,7 @@ class _Connection:
         except _Refused as e:
             answer = self._server.refuse(e.status, str(e))
             headers = (*answer.headers, ("connection", "close"))
-            await self._send(Response(answer.status, headers, answer.body), head=False)
+            await self._send(Response(answer.status, headers, answer.body), head=self._head_only)
             await self._linger()
 
     async def _serve_one(self) -> bool:
@@ -171,9 +172,9 @@ class _Connection:
         try:
             response = await self._while_there(gone, self._handle(request))
             if isinstance(response, StreamingResponse):
-                await self._stream(response, gone, head=request.method == "HEAD")
+                await self._stream(response, gone, head=self._head_only)
             else:
-                await self._send(response, head=request.method == "HEAD")
+                await self._send(response, head=self._head_only)
         finally:
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
@@ -205,9 +206,11 @@ class _Connection:
             ) from e
 
     async def _whole_request(self, limit: asyncio.Timeout) -> Request | None:
+        self._head_only = False
         head = await self._next()
         if not isinstance(head, h11.Request):
             return None
+        self._head_only = head.method == b"HEAD"
         if not head.http_version.startswith(b"1."):
             raise _Refused(505, "this listener speaks HTTP/1.1 only")
         too_large = _Refused(
@@ -289,9 +292,16 @@ class _Connection:
         headers = (*response.headers, ("transfer-encoding", "chunked"))
         await self._write(_head(response.status, headers))
         if not head:
-            while (octets := await self._while_there(gone, _pull(response.body))) is not None:
-                await self._write(h11.Data(data=octets))
+            await self._while_there(gone, self._pieces(response.body))
         await self._write(h11.EndOfMessage())
+
+    async def _pieces(self, body: Body) -> None:
+        """All of a body, in one task: one for each piece would cost as much as the piece."""
+        try:
+            while True:
+                await self._write(h11.Data(data=await body.__anext__()))
+        except StopAsyncIteration:
+            return
 
     async def _send(self, response: Response, *, head: bool) -> None:
         headers = response.headers
@@ -314,18 +324,12 @@ class _Connection:
             raise _Gone from None
 
 
-async def _pull(body: Body) -> bytes | None:
-    """The next piece, or None; a task can't end with StopAsyncIteration."""
-    try:
-        return await body.__anext__()
-    except StopAsyncIteration:
-        return None
-
-
 def _head(status: int, headers: Headers) -> h11.Response:
     dated = (*headers, ("date", formatdate(usegmt=True)))
+    # As requests are read: a value may be a request's own.
+    octets = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in dated]
     phrase = HTTPStatus(status).phrase.encode()
-    return h11.Response(status_code=status, headers=list(dated), reason=phrase)
+    return h11.Response(status_code=status, headers=octets, reason=phrase)
 
 
 def _request(head: h11.Request, body: bytes) -> Request:

@@ -220,6 +220,21 @@ async def test_what_is_not_http_is_refused(octets: bytes, status: int) -> None:
         assert not s.requests
 
 
+@pytest.mark.parametrize("octets", [b"0x5\r\n", b"f" * 30 + b"\r\n", b"20\r\n" + b"a" * 32])
+async def test_a_refusal_of_head_has_no_body(
+    octets: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its body is bad or too large; the next one, which is no request, is told why again."""
+    async with site(body_bytes_max=10) as s:
+        head = b"HEAD / HTTP/1.1\r\nhost: h\r\n"
+        answer = await s.ask(head + b"transfer-encoding: chunked\r\n\r\n" + octets)
+        assert answer.startswith(b"HTTP/1.1 4") and answer.endswith(b"\r\n\r\n")
+        assert b"content-length: 0" not in answer
+        _, _, second = (await s.ask(head + b"\r\nwhat\r\n\r\n")).partition(b"\r\n\r\n")
+        assert second.startswith(b"HTTP/1.1 400 ") and not second.endswith(b"\r\n\r\n")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_request_cut_short_is_dropped() -> None:
     async with site() as s:
         reader, writer = await s.open()

@@ -69,6 +69,8 @@ def _certificates(config: Config, instances: list[Instance]) -> Iterator[Finding
             parts.check_base_uri(instance, identity)
         except (IdentityError, StartError) as e:
             text = str(e).removeprefix(f"{instance.label}: ")
+            if isinstance(e.__cause__, OSError):
+                text += ".  Put it there, or name another in [tls]"
             yield Finding("tls", FAIL, f"{instance.label}: {text}")
             continue
         left_s = (identity.not_after - datetime.now(UTC)).total_seconds()

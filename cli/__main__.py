@@ -8,7 +8,9 @@ from __future__ import annotations
 import click
 
 import sdcpd
+from cli.cache import cache
 from cli.certificates import certs
+from cli.chat import chat
 from cli.config import config, reload
 from cli.doctor import doctor
 from cli.exact import verify_exact
@@ -31,7 +33,9 @@ def main() -> None:
 
 
 for command in (
+    cache,
     certs,
+    chat,
     completion,
     config,
     doctor,

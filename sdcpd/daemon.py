@@ -52,6 +52,7 @@ class Daemon:
         self._stores = Stores(self._parts)
         self._parts.on_fatal = self._end
         self._parts.process_resources = {
+            ("GET", "/cache"): self._stores.tell_cache,
             ("GET", "/config"): self._tell_config,
             ("POST", "/reload"): self._reload_asked,
         }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -12,7 +14,7 @@ from sdcpd.protocol.problems import WrongRole
 from sdcpd.roles.health import Check, Level, cache_check
 from sdcpd.roles.prefix_kv import draft_kind
 from sdcpd.transport.http import Request
-from tiers.api import LogStore, Records, Tier
+from tiers.api import LogStore, Records, Tier, TierStats
 from tiers.build import build_objects, open_etcd_logs, open_etcd_records, open_logs
 from tiers.folder import Folder
 from tiers.lmdb_records import LmdbRecords
@@ -32,6 +34,8 @@ _KEPT_KV = re.compile(r"/objects/kv(?:_[A-Za-z0-9_-]{22})?/")
 class Stores:
     """Opens what is kept, as configured; it is closed with the parts."""
 
+    _cache_stats: Callable[[], TierStats]
+
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.cache_check: Check = lambda: None
@@ -48,7 +52,13 @@ class Stores:
         tier = await build_objects(specs, client=client)
         self._parts.stack.push_async_callback(tier.aclose)
         self.cache_check = cache_check(tier.stats)
+        self._cache_stats = tier.stats
         return tier
+
+    async def tell_cache(self, _: dict[str, Any]) -> dict[str, Any]:
+        """The process's cache, tier by tier, for the admin sockets."""
+        stats = self._cache_stats()
+        return {"tiers": [asdict(one) for one in stats.parts or (stats,)]}
 
     async def logs(self, instance: Instance) -> LogStore:
         """A router's commit logs, on its disk or in etcd; raises TierError."""

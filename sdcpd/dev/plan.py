@@ -159,14 +159,14 @@ def _config(
     if plan.role == "verifier":
         lines.append("enforcing_logs = true")
         lines += ["[verifier.model]", f"path = {_text(options.target_path)}"]
-        lines += [f"threads = {threads}", *_dtype(options.target is None)]
+        lines += [f"threads = {threads}", *_as_bundled(options.target is None)]
     if plan.role == "drafter":
         kind = options.drafter_kinds[int(plan.name[1:])]
         if kind == "ngram":
             lines.append('kind = "ngram"')
         else:
             lines += ["[drafter.model]", f"path = {_text(Path(kind).resolve())}"]
-            lines += [f"threads = {threads}", *_dtype(Path(kind).resolve().parent == PAIR)]
+            lines += [f"threads = {threads}", *_as_bundled(Path(kind).resolve().parent == PAIR)]
     return "\n".join(lines) + "\n"
 
 
@@ -179,9 +179,9 @@ def _router_lines(options: DevOptions) -> list[str]:
     return lines
 
 
-def _dtype(bundled: bool) -> list[str]:
-    """The bundled pair is stored in bf16 and computed in binary32."""
-    return ['dtype = "float32"'] if bundled else []
+def _as_bundled(bundled: bool) -> list[str]:
+    """The bundled pair is stored in bf16 and computed in binary32; its texts are small."""
+    return ['dtype = "float32"', 'kv_memory = "128MiB"'] if bundled else []
 
 
 def _text(value: object) -> str:

@@ -99,6 +99,9 @@ def _reloads(file: Path, process: Sdcpd, socket: str) -> None:
         command = [sys.executable, "-m", "cli", *arguments, "--endpoint", socket]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
 
+    (tier,) = json.loads(ctl("cache", "tiers", "-o", "json").stdout)["tiers"]
+    assert (tier["kind"], tier["size"]) == ("host", "256MiB")
+    assert ctl("cache", "tiers").stdout.startswith("TIER  SIZE")
     assert ctl("config", "diff", "-c", str(file)).stdout == "no difference\n"
     file.write_text(_with(whole, router='m_max = 7\nswitch_grace = "5s"', log='level = "debug"'))
     done = ctl("config", "diff", "-c", str(file))

@@ -1,0 +1,66 @@
+"""sdcpctl chat: a conversation with the API, by the real command."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from sdcpd.roles.generation import GenerationError
+from tests.kit.api import FOX, NAME, STORY, Api, Scripted, cluster_api, served, tokenizer
+
+SCRIPT = tokenizer().encode(FOX).ids
+
+
+async def chat(api: Api, *arguments: str, said: str = "") -> tuple[int, str, str]:
+    base = f"http://127.0.0.1:{api.port}/v1"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cli", "chat", "--api", base, *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        out, err = await process.communicate(said.encode())
+    assert process.returncode is not None
+    assert b"Traceback" not in err
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_one_message_and_its_strip() -> None:
+    async with cluster_api(tokenizer().encode(STORY).ids) as (api, _):
+        options = ("--once", "Hello", "--temperature", "0", "--max-tokens", "20")
+        code, plain, told = await chat(api, *options)
+        assert code == 0
+        assert "20 tokens" in told
+        code, strip, _ = await chat(api, *options, "--strip")
+        assert code == 0
+        shown = strip.strip().replace("[", "").replace("]", "").replace("(", "").replace(")", "")
+        assert shown.replace("�", "") == plain.strip().replace("�", "")
+        assert "[" in strip or "(" in strip
+
+
+async def test_a_conversation_remembers() -> None:
+    generator = Scripted(parts=[SCRIPT[:4]])
+    async with served(generator) as api:
+        code, out, _ = await chat(api, said="Hi\n\nAnd then?\n")
+    assert code == 0
+    first, second = generator.requests
+    text = api.text.decode(SCRIPT[:4])
+    assert out.splitlines() == [text, text]
+    assert len(second.prompt) > len(first.prompt)
+    assert text in api.text.decode(second.prompt)
+
+
+async def test_what_goes_wrong_is_a_sentence() -> None:
+    async with served(Scripted(parts=[SCRIPT[:2], GenerationError("it broke")])) as api:
+        code, out, err = await chat(api, "--once", "x")
+        assert code == 1
+        assert "it broke" in err
+        assert api.text.decode(SCRIPT[:2]) in out
+        code, _, err = await chat(api, "--once", "x", "-m", "other")
+        assert code == 1
+        assert f"the models are: {NAME}" in err
+        code, _, err = await chat(api, "--once", "x", "--api", "http://127.0.0.1:9/v1")
+        assert code == 3
+        assert "nobody answers" in err
+        assert (await chat(api, "--once", "x", "--api", "file:///etc/passwd"))[0] == 2

@@ -25,33 +25,51 @@ HEADERS: Headers = (
 
 
 class EventBody:
-    """A body of events, with comments while none comes."""
+    """A body of events, with comments while none comes.
+
+    One task makes them, one ahead of whoever reads, and a timer puts the comments between.
+    """
 
     def __init__(self, events: AsyncGenerator[bytes, None], *, ping_s: float) -> None:
         """`ping_s` 0 sends no comments."""
-        self._events, self._ping_s = events, ping_s or None
-        self._next: asyncio.Task[bytes | None] | None = None
+        self._events, self._ping_s = events, ping_s
+        self._ready: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self._making: asyncio.Task[None] | None = None
+        self._failed: Exception | None = None
 
     async def __anext__(self) -> bytes:
-        if self._next is None:
-            self._next = asyncio.ensure_future(self._pull())
-        done, _ = await asyncio.wait({self._next}, timeout=self._ping_s)
-        if not done:
-            return PING
-        octets, self._next = self._next.result(), None
+        if self._making is None:
+            self._making = asyncio.ensure_future(self._make())
+        timer = None
+        if self._ping_s and self._ready.empty():
+            timer = asyncio.get_running_loop().call_later(self._ping_s, self._ping)
+        try:
+            octets = await self._ready.get()
+        finally:
+            if timer is not None:
+                timer.cancel()
         if octets is None:
-            raise StopAsyncIteration
+            raise self._failed or StopAsyncIteration
         return octets
 
     async def aclose(self) -> None:
         """End what makes the events, and wait for nothing but our own tasks."""
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.gather(self._next, return_exceptions=True)
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.gather(self._making, return_exceptions=True)
         await self._events.aclose()
 
-    async def _pull(self) -> bytes | None:
-        return await anext(self._events, None)
+    def _ping(self) -> None:
+        if self._ready.empty():
+            self._ready.put_nowait(PING)
+
+    async def _make(self) -> None:
+        try:
+            async for octets in self._events:
+                await self._ready.put(octets)
+        except Exception as e:
+            self._failed = e
+        await self._ready.put(None)
 
 
 class EventStream(EventBody):

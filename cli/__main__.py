@@ -21,6 +21,7 @@ from cli.models import models
 from cli.sessions import sessions
 from cli.shell import completion, manpages
 from cli.status import status
+from cli.top import top
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,6 +48,7 @@ for command in (
     reload,
     sessions,
     status,
+    top,
     verify_exact,
 ):
     main.add_command(command)

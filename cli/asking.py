@@ -69,3 +69,16 @@ def follow_instance(endpoint: Path | None, path: str, body: dict[str, Any]) -> I
         raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
     except AdminRefused as e:
         raise CtlError(str(e)) from e
+
+
+def metrics_of(endpoint: Path | None) -> str:
+    """An instance's metrics, as Prometheus reads them; raises CtlError."""
+    from sdcpd.admin_client import AdminRefused, AdminUnreachable, fetch
+
+    socket = endpoint or default_endpoint()
+    try:
+        return fetch(socket, "/metrics")
+    except AdminUnreachable as e:
+        raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
+    except AdminRefused as e:
+        raise CtlError(f"{socket} refused: {e}") from e

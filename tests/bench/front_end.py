@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,17 +27,20 @@ from tests.bench.front_end_memory import Memory
 from tests.kit.dev import dev, environment
 
 GAP_MS_MAX = 2000.0
+SMALL_TIERS = '[{ kind = "host", size = "8MiB" }]'
+WARM_UP_S = 120.0  # in which keys and values of that many texts fill the engines' memory
 CPU_PERCENT_MAX = 15.0
 PARTS = (1, 4)
 
 
-def load(clients: int, seconds: float) -> dict[str, Any]:
-    """Stream from a real cluster."""
-    words = ["--streams", str(clients), "--seconds", str(seconds)]
+def load(clients: int, seconds: float, *, warm_up_s: float = 0.0) -> dict[str, Any]:
+    """Stream from a real cluster, whose caches are small enough to be full after the warm-up."""
+    words = ["--streams", str(clients), "--seconds", str(warm_up_s + seconds)]
+    os.environ["SDCPD__MLC__TIERS"] = SMALL_TIERS
     with (
         tempfile.TemporaryDirectory() as scratch,
         dev(Path(scratch) / "state") as running,
-        Memory(running) as memory,
+        Memory(running, warm_up=warm_up_s / (warm_up_s + seconds)) as memory,
     ):
         found = json.loads(_module("front_end_client", running.api, *words).communicate()[0])
     found["clients"] = clients
@@ -106,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--clients", type=int, default=64)
     parser.add_argument("-s", "--seconds", type=float, default=120.0, help="of the load")
+    parser.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds before it")
     parser.add_argument("--only", choices=("load", "cost"))
     parser.add_argument("--rate", type=float, default=500.0, help="tokens a second of the cost")
     parser.add_argument("--streams", type=int, default=32, help="of the cost")
@@ -120,7 +125,7 @@ def main() -> None:
         print("\n".join(cost_lines(found["cost"])), flush=True)
         failed += [one for row in found["cost"] for one in row["failed"]]
     if options.only != "cost":
-        found["load"] = load(options.clients, options.seconds)
+        found["load"] = load(options.clients, options.seconds, warm_up_s=options.warm_up)
         print("\n".join(load_lines(found["load"])))
         failed += found["load"]["failed"]
     for one in failed:

@@ -11,7 +11,6 @@ from sdcpd.admin_client import fetch
 from tests.kit.dev import Dev
 
 SAMPLE_S = 2.0
-WARM_UP = 0.35  # share of the run
 WINDOW = 5  # samples whose least is taken, so that one text more or less does not count
 GROWTH_MAX = (1.05, 8.0)
 """What `own` may be more at the end than after the warm-up, beside what caches have taken."""
@@ -30,7 +29,9 @@ class Memory:
     earlier texts, of which blocks count in full that are written in part, and objects.
     """
 
-    def __init__(self, cluster: Dev) -> None:
+    def __init__(self, cluster: Dev, *, warm_up: float) -> None:
+        """`warm_up` is the share of the run after which memory is looked at."""
+        self._warm_up = warm_up
         (self._kv_mib, *_) = map(float, KV_ROOM.findall(cluster.banner))
         self._instances = cluster.state["instances"]
         self.samples: dict[str, list[Sample]] = {one["name"]: [] for one in self._instances}
@@ -66,7 +67,7 @@ class Memory:
 
     def growth(self) -> dict[str, dict[str, list[float]]]:
         """By process and kind of memory: MiB after the warm-up, and at the end."""
-        return {name: _of(taken) for name, taken in self.samples.items() if taken}
+        return {name: _of(taken, self._warm_up) for name, taken in self.samples.items() if taken}
 
     def failed(self) -> list[str]:
         """Processes that have grown by more than what their caches keep."""
@@ -79,8 +80,8 @@ class Memory:
         return failed
 
 
-def _of(taken: list[Sample]) -> dict[str, list[float]]:
-    start = min(int(WARM_UP * len(taken)), max(0, len(taken) - WINDOW))
+def _of(taken: list[Sample], warm_up: float) -> dict[str, list[float]]:
+    start = min(int(warm_up * len(taken)), max(0, len(taken) - WINDOW))
     early, late = taken[start : start + WINDOW], taken[-WINDOW:]
     return {
         kind: [min(one[kind] for one in early), min(one[kind] for one in late)] for kind in taken[0]

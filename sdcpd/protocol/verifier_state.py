@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from dataclasses import dataclass
 from enum import Enum
 
@@ -63,20 +63,30 @@ class Period:
 
 
 class Parts:
-    """What the last rounds were like, as `Output.parts` tells it."""
+    """What the last rounds were like, as `Output.parts` tells it.
+
+    Sessions are kept for a while after their end, so each part is a few octets, not objects.
+    """
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[int, ...]] = deque(maxlen=PARTS_MAX)
+        self._values = array("I")
+        self._ends = array("I")  # of each part in `_values`
 
     def add(self, committed: int, accepted: int, *rejected: int) -> None:
         """Note a round, after which so many tokens were committed."""
-        self._parts.append((committed, accepted, *rejected))
+        self._values.extend((committed, accepted, *rejected))
+        self._ends.append(len(self._values))
+        if len(self._ends) >= 2 * PARTS_MAX:
+            gone = self._ends[PARTS_MAX - 1]
+            self._values = self._values[gone:]
+            self._ends = array("I", (end - gone for end in self._ends[PARTS_MAX:]))
 
     def after(self, from_: int) -> tuple[tuple[int, ...], ...]:
         """The rounds of the tokens from that one on, as far as they are known."""
         found = []
-        for part in reversed(self._parts):
-            if part[0] <= from_:
+        for at in range(len(self._ends) - 1, -1, -1):
+            begin = self._ends[at - 1] if at else 0
+            if self._values[begin] <= from_:
                 break
-            found.append(part)
+            found.append(tuple(self._values[begin : self._ends[at]]))
         return tuple(reversed(found))

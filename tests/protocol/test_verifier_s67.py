@@ -1,3 +1,10 @@
+"""What an output message tells beside tokens (Section 6.7, D-Z5)."""
+
+from __future__ import annotations
+
+from sdcpd.protocol.verifier_state import PARTS_MAX, Parts
+
+
 def test_parts_tell_of_the_last_rounds() -> None:
     """What each round since a token was like; of what is long ago nothing is kept."""
     parts = Parts()

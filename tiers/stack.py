@@ -125,6 +125,7 @@ class TierStack:
             used_bytes=sum(part.used_bytes for part in parts),
             leased_bytes=sum(part.leased_bytes for part in parts),
             objects=sum(part.objects for part in parts),
+            leases=sum(part.leases for part in parts),
             hits=self._hits,
             misses=self._misses,
             evicted=parts[-1].evicted,

@@ -246,6 +246,13 @@ class AdminSection(Section):
     socket: Template = "/run/sdcpd/{instance}/admin.sock"
 
 
+class MetricsSection(Section):
+    """`[metrics]`"""
+
+    listen: Listen = ("127.0.0.1", 0)
+    """Port 0: metrics are at the admin sockets alone."""
+
+
 class LogSection(Section):
     """`[log]`"""
 
@@ -267,6 +274,7 @@ class Config(Section):
     mlc: MlcSection = MlcSection()
     api: ApiSection | None = None
     admin: AdminSection = AdminSection()
+    metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
 
     def instance_name(self, name: str | None) -> str:

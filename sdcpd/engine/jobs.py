@@ -56,9 +56,20 @@ class Pass(Protocol):
 class Ticket:
     """A job and the future that waits for it."""
 
-    def __init__(self, job: Job, future: asyncio.Future[Any], wait_until: float | None) -> None:
-        """`wait_until`: when it is told that there is no room; None: it waits for ever."""
+    def __init__(
+        self,
+        job: Job,
+        future: asyncio.Future[Any],
+        wait_until: float | None,
+        *,
+        is_round: bool = False,
+    ) -> None:
+        """`wait_until`: when it is told that there is no room; None: it waits for ever.
+
+        `is_round`: whether it counts where rounds of a pass are counted.
+        """
         self.job, self.future, self.wait_until = job, future, wait_until
+        self.is_round = is_round
         self._arrived = self._entered = time.monotonic()
         self.queue_s: float | None = None
         """How long it waited for memory and for the pass before, once it is in one."""

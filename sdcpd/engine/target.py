@@ -108,7 +108,7 @@ class LlamaTarget:
 
     async def score(self, work: Score) -> Scored:
         """See TargetEngine."""
-        ticket = self.worker.submit(ScoreJob(self._tokens(work.prefix), work))
+        ticket = self.worker.submit(ScoreJob(self._tokens(work.prefix), work), is_round=True)
         result = await ticket.future
         assert isinstance(result, Scored)
         return replace(result, queue_s=ticket.queue_s, batch_wait_s=ticket.batch_wait_s)

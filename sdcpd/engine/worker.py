@@ -58,7 +58,7 @@ class Worker:
         """Smoothed duration of a pass in seconds."""
         self.passes = 0
         self.batches = Histogram(BATCHES)
-        """Passes by how many rounds were in them; those of prefills alone are none."""
+        """Passes by how many rounds they completed, where there were any."""
         self._closing = False
         self._ready_at: float | None = None
         self._since = 0.0  # when the pass at hand could have begun
@@ -75,11 +75,12 @@ class Worker:
         until = None if room_within_s is None else time.monotonic() + room_within_s
         return await self.submit(job, until=until).future
 
-    def submit(self, job: Job, *, until: float | None = None) -> Ticket:
+    def submit(self, job: Job, *, until: float | None = None, is_round: bool = False) -> Ticket:
         """Have a job done; the ticket's future has its result, as `run` does, and raises alike."""
         if self._closing:
             raise EngineError("the engine is stopping")
-        ticket = Ticket(job, asyncio.get_running_loop().create_future(), until)
+        future = asyncio.get_running_loop().create_future()
+        ticket = Ticket(job, future, until, is_round=is_round)
         self._inbox.put(ticket)
         return ticket
 
@@ -263,25 +264,28 @@ class Worker:
         self.beat = time.monotonic()
         spent = self.beat - begin
         self.passes += 1
-        if len(chosen) > len(prefill):
-            self.batches.add(len(chosen) - len(prefill))
         self._pace.passed(spent, rounds=len(chosen) - len(prefill), prefill_rows=sum(prefill))
         self.pass_s = spent if self.pass_s == 0 else 0.9 * self.pass_s + 0.1 * spent
+        rounds = 0
         for (ticket, _), scores in zip(chosen, results, strict=True):
-            self._settle(ticket, scores, spent)
+            rounds += self._settle(ticket, scores, spent) and ticket.is_round
+        if rounds:
+            self.batches.add(rounds)
 
-    def _settle(self, ticket: Ticket, scores: Any, spent: float) -> None:
+    def _settle(self, ticket: Ticket, scores: Any, spent: float) -> bool:
+        """Hand a job its scores; True if it is done."""
         try:
             done = ticket.job.take(scores, spent)
         except Exception as e:
             self._fail(ticket, e)
-            return
+            return False
         if done:
             job = ticket.job
             self._memory.settle(job.key, len(job.text), job.scope)
             self._window.done(job.key, time.monotonic())
             self._waiting.remove(ticket)
             ticket.finish()
+        return done
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         if not isinstance(error, ContextFull):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from sdcpd.metrics.families import FAMILIES
+from tests.kit.by_hand import Sdcpd
+from tests.kit.by_hand_site import make_site
 from tests.kit.dev import Dev, dev
 from tests.kit.metrics import Scrape
 from tests.kit.promql import selectors
@@ -96,3 +98,24 @@ def test_dev_json_says_where(cluster: Dev) -> None:
     assert Path(cluster.directory / "dev.json").is_file()
     ports = {one["metrics"] for one in cluster.state["instances"]}
     assert len(ports) == len(cluster.state["instances"])
+
+
+def test_the_roles_of_one_process_are_one_text(tmp_path: Path) -> None:
+    """Put up by hand, all three in one."""
+    site = make_site(tmp_path)
+    port = site.ports["free"]
+    sections = [
+        line for role in ("router", "verifier", "drafter") for line in site.section(role, role)
+    ]
+    config = site.config("all", *sections, "[metrics]", f'listen = "127.0.0.1:{port}"')
+    process = Sdcpd(tmp_path, "router-r0", "verifier-v0", "drafter-d0", config=config)
+    try:
+        process.wait_notified("READY=1")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            seen = Scrape.of(answer.read())
+        assert set(seen.by("sdcp_build_info", "role")) == {"router", "verifier", "drafter"}
+        assert set(seen.by("sdcp_ready", "role")) == {"router", "verifier", "drafter"}
+        assert process.stop() == 0, process.log
+    finally:
+        process.process.kill()
+        process.process.wait()

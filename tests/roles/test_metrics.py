@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sdcpd.certificates import expiries
 from sdcpd.engine.api import Scored
 from sdcpd.metrics import Metrics
 from sdcpd.metrics.rounds import accepted_at
@@ -18,7 +21,10 @@ from sdcpd.roles.counts import STAGES, DrafterCounts
 from sdcpd.roles.generation import GenerationError, GenerationRequest
 from sdcpd.roles.overview import STATES
 from sdcpd.roles.round_times import RoundTimes
+from sdcpd.roles.router_counts import Assignments, RouterCounts
+from sdcpd.transport.tls import TlsIdentity
 from tests.kit.api import STORY, Api, Scripted, cluster_api, served, text_model
+from tests.kit.certs import CertKit
 from tests.kit.cluster import ROUTER, Cluster, cluster
 from tests.kit.metrics import Scrape, metrics_of, scrape
 from tiers.api import Key, entry_of
@@ -298,3 +304,39 @@ def test_a_histogram_counts_up_to_its_bounds() -> None:
     assert (made.counts, made.count, made.total) == ([2, 2, 1, 1], 6, 13.5)
     same = Histogram.of((1, 2, 4), {0: 1, 2: 3, 9: 1})
     assert (same.counts, same.count, same.total) == ([1, 3, 0, 1], 5, 15)
+
+
+def test_why_a_drafter_was_named() -> None:
+    def reasons(*named: tuple[str, int], restored: bool = False) -> list[str]:
+        counts = RouterCounts()
+        assignments, found = Assignments(counts, restored=restored), []
+        for drafter, epoch in named:
+            before = counts.assignments.copy()
+            assignments.taken(SimpleNamespace(drafter=drafter, epoch=epoch))  # type: ignore[arg-type]
+            found += list((counts.assignments - before).elements())
+        return found
+
+    assert reasons(("a", 1), ("b", 1), ("b", 1), ("b", 2)) == [
+        "new",
+        "switch",
+        "resume",
+        "failover",
+    ]
+    assert reasons(("a", 2)) == ["failover"]  # its first verifier was lost before it had one
+    assert reasons(("a", 3), ("b", 3), restored=True) == ["resume", "switch"]
+
+
+def test_what_expires_is_told_by_kind(tmp_path: Path) -> None:
+    kit = CertKit(tmp_path)
+    leaf = kit.leaf()
+    plain = TlsIdentity(ca=kit.ca, cert=leaf.crt_path, key=leaf.key_path)
+    assert list(expiries(plain)) == ["certificate", "authority"]
+    crl = kit.revoke(kit.leaf("drafter", "d0"))
+    identity = TlsIdentity(ca=kit.ca, cert=leaf.crt_path, key=leaf.key_path, crl=crl)
+    found = expiries(identity)
+    assert found["certificate"] == identity.not_after.timestamp()
+    assert found["revocations"] < found["certificate"] < found["authority"]
+    metrics = Metrics("router")
+    metrics.expiries = lambda: expiries(identity)
+    name = "sdcp_tls_certificate_expiry_timestamp_seconds"
+    assert scrape([metrics]).by(name, "kind") == found

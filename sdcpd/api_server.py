@@ -13,6 +13,7 @@ from sdcpd.reload import Reloads
 from sdcpd.transport.http1 import Http1Server
 
 if TYPE_CHECKING:
+    from sdcpd.roles.api_counts import ApiCounts
     from sdcpd.roles.router import Router
 
 log = logging.getLogger("sdcpd")
@@ -26,11 +27,13 @@ def api_uri(config: Config) -> str | None:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-async def start_api(parts: Parts, reloads: Reloads, router: Router, text: TextModel) -> None:
-    """Serve clients if `[api]` is there; raises StartError."""
+async def start_api(
+    parts: Parts, reloads: Reloads, router: Router, text: TextModel
+) -> ApiCounts | None:
+    """Serve clients if `[api]` is there; returns what is counted of them. Raises StartError."""
     section = parts.config.api
     if section is None:
-        return
+        return None
     from sdcpd.roles.api_access import KeysError
     from sdcpd.roles.frontend import FrontEnd
 
@@ -61,3 +64,4 @@ async def start_api(parts: Parts, reloads: Reloads, router: Router, text: TextMo
         ) from e
     parts.stack.push_async_callback(server.aclose)
     log.info("API: %s", api_uri(parts.config))
+    return front_end.counts

@@ -33,6 +33,21 @@ def _expiry(identity: TlsIdentity, left_s: float) -> str:
     )
 
 
+def expiries(identity: TlsIdentity) -> dict[str, float]:
+    """When what an identity goes by expires, in seconds since the epoch.
+
+    Of several authorities the last counts, of several revocation lists the first.
+    """
+    found = {"certificate": identity.not_after.timestamp()}
+    authorities = [one.not_valid_after_utc for one in identity.authorities]
+    if authorities:
+        found["authority"] = max(authorities).timestamp()
+    lists = [one.next_update_utc for one in identity.revocations or ()]
+    if updates := [one for one in lists if one is not None]:
+        found["revocations"] = min(updates).timestamp()
+    return found
+
+
 class Certificates:
     """The identities of this process, and who must know when one of them is new.
 

@@ -249,6 +249,13 @@ class AdminSection(Section):
     socket: Template = "/run/sdcpd/{instance}/admin.sock"
 
 
+class MetricsSection(Section):
+    """`[metrics]`"""
+
+    listen: Listen = ("127.0.0.1", 0)
+    """Port 0: metrics are at the admin sockets alone."""
+
+
 class LogSection(Section):
     """`[log]`"""
 
@@ -270,6 +277,7 @@ class Config(Section):
     mlc: MlcSection = MlcSection()
     api: ApiSection | None = None
     admin: AdminSection = AdminSection()
+    metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
 
     def instance_name(self, name: str | None) -> str:

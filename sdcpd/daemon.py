@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
@@ -17,6 +18,7 @@ from sdcpd.config import Config
 from sdcpd.config_places import place_problems
 from sdcpd.engines import draft_engine, target_engine, text_model
 from sdcpd.metrics import Metrics
+from sdcpd.metrics_server import start_monitoring
 from sdcpd.parts import Instance, Parts, StartError
 from sdcpd.reload import RELOADABLE, Reloads, flat
 from sdcpd.roles.health import Level
@@ -25,9 +27,6 @@ from sdcpd.roles.status import instance_name
 from sdcpd.stores import Stores
 from sdcpd.transport.identity_files import IdentityError
 from tiers.api import Tier, TierError, TierUnreachable
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("sdcpd")
 __all__ = ["Daemon", "Instance", "StartError"]
@@ -51,6 +50,7 @@ class Daemon:
         self._parts = Parts(config)
         self._stores = Stores(self._parts)
         self._parts.on_fatal = self._end
+        self._parts.reloaded = lambda: not self._reloads.last.problems
         self._parts.process_resources = {
             ("GET", "/cache"): self._stores.tell_cache,
             ("GET", "/config"): self._tell_config,
@@ -111,6 +111,7 @@ class Daemon:
     async def _start_all(self) -> None:
         if problems := list(place_problems(self._config, self._instances)):
             raise StartError("; ".join(problems), status=78)
+        await start_monitoring(self._parts, started=lambda: self._ready)
         try:
             objects = await self._stores.objects_tier(self._instances[0])
         except (TierError, IdentityError) as e:
@@ -187,7 +188,7 @@ class Daemon:
             retention_s=self._config.mlc.log_retention,
         )
         self._parts.run_until_closed(retention.run(), name="log retention")
-        metrics = Metrics("router")
+        metrics = Metrics.of_router(router)
         metrics.cache = objects.stats
         await self._parts.serve(
             instance, router.listener, identity, base_uri=section.base_uri, metrics=metrics
@@ -204,7 +205,7 @@ class Daemon:
                 logs=LogsAdmin(logs, retention=retention),
             ),
         )
-        await start_api(self._parts, self._reloads, router, text)
+        metrics.api = await start_api(self._parts, self._reloads, router, text)
 
     async def _start_verifier(self, instance: Instance, objects: Tier) -> None:
         from sdcpd.roles.verifier import Verifier
@@ -214,7 +215,9 @@ class Daemon:
         identity = self._parts.identity(instance)
         client = self._parts.client(identity)
         mlc = self._stores.mlc(section.base_uri, objects)
+        begin = time.monotonic()
         engine = await target_engine(section)
+        load_s = time.monotonic() - begin
         self._parts.stack.push_async_callback(engine.aclose)
         bases = self._parts.bases(section.router, section.base_uri)
         verifier = Verifier(
@@ -233,8 +236,9 @@ class Daemon:
         self._reloads.on_change(
             lambda new: verifier.configure(settings.verifier_config(new.verifier or section))
         )
-        metrics = Metrics("verifier", verifier.rounds)
-        metrics.kv, metrics.cache = engine.kv_usage, objects.stats
+        metrics = Metrics.of_verifier(verifier)
+        metrics.cache, metrics.batches = objects.stats, engine.batches
+        metrics.model, metrics.model_load_s = engine.info.name, load_s
         await self._parts.serve(
             instance, verifier.listener, identity, base_uri=section.base_uri, metrics=metrics
         )
@@ -256,7 +260,9 @@ class Daemon:
         assert section is not None, "checked by the command line"
         identity = self._parts.identity(instance)
         client = self._parts.client(identity)
+        begin = time.monotonic()
         engine = await draft_engine(section)
+        load_s = time.monotonic() - begin
         self._parts.stack.push_async_callback(engine.aclose)
         bases = self._parts.bases(section.router, section.base_uri)
         drafter = Drafter(
@@ -272,8 +278,8 @@ class Daemon:
             health=self._parts.health(instance),
         )
         self._parts.stack.push_async_callback(drafter.aclose)
-        metrics = Metrics("drafter", drafter.rounds)
-        metrics.kv, metrics.cache = engine.kv_usage, objects.stats
+        metrics = Metrics.of_drafter(drafter)
+        metrics.cache, metrics.model_load_s = objects.stats, load_s
         await self._parts.serve(
             instance, drafter.listener, identity, base_uri=section.base_uri, metrics=metrics
         )

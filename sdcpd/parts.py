@@ -13,7 +13,7 @@ from typing import Any
 
 from sdcpd import settings
 from sdcpd.admin_resources import Admin, Resource
-from sdcpd.certificates import Certificates
+from sdcpd.certificates import Certificates, expiries
 from sdcpd.config import Config
 from sdcpd.metrics import Metrics
 from sdcpd.protocol.messages import Status
@@ -85,6 +85,10 @@ class Parts:
         """What every admin socket has beside its instance's own."""
         self.healths: dict[str, Health] = {}
         """Of each instance, by its label."""
+        self.metrics: list[Metrics] = []
+        """Of each instance that serves."""
+        self.reloaded: Callable[[], bool] = lambda: True
+        """Whether the last reload of the configuration found nothing wrong."""
 
     def health(self, instance: Instance) -> Health:
         """The one health of an instance."""
@@ -178,8 +182,9 @@ class Parts:
             http3=self.config.node.http3,
             on_refused=metrics.refused,
         )
-        metrics.expiry_s = lambda: identity.not_after.timestamp()
+        metrics.expiries = lambda: expiries(identity)
         metrics.ready = lambda: self.health(instance).ready
+        metrics.reloaded = lambda: self.reloaded()
         self.certificates.on_renewal(identity, server.drain_connections)
         try:
             await server.start()
@@ -193,6 +198,7 @@ class Parts:
         # Not before: an instance that is started twice by mistake must end at its port.
         handler = self._announcing(instance, listener, identity, body_bytes_max, metrics)
         self._routes[base_uri] = listener.handle
+        self.metrics.append(metrics)
         log.info("%s: listening on %s:%d as %s", instance.label, host, port, base_uri)
 
     def _announcing(

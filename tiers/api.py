@@ -59,6 +59,7 @@ class TierStats:
     used_bytes: int
     leased_bytes: int
     objects: int
+    leases: int = 0
     hits: int = 0
     misses: int = 0
     evicted: int = 0

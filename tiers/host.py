@@ -101,6 +101,7 @@ class HostTier:
             size_bytes=self._ledger.size_bytes,
             used_bytes=self._ledger.used_bytes,
             leased_bytes=self._ledger.leased_bytes,
+            leases=self._ledger.leases,
             objects=len(self._entries),
             hits=self._hits,
             misses=self._misses,

@@ -82,6 +82,12 @@ class Ledger:
         self._lapse()
         return self._leased_bytes
 
+    @property
+    def leases(self) -> int:
+        """How many objects can't be evicted now."""
+        self._lapse()
+        return len(self._accounts) - len(self._idle)
+
     def is_leased(self, key: Key) -> bool:
         """Whether an object can't be evicted now."""
         self._lapse()

@@ -136,6 +136,7 @@ class LmdbTier:
             size_bytes=self._ledger.size_bytes,
             used_bytes=self._ledger.used_bytes,
             leased_bytes=self._ledger.leased_bytes,
+            leases=self._ledger.leases,
             objects=len(self._ledger),
             hits=self._counts.hits,
             misses=self._counts.misses,

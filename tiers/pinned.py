@@ -132,6 +132,7 @@ class PinnedTier:
             size_bytes=self._ledger.size_bytes,
             used_bytes=self._ledger.used_bytes,
             leased_bytes=self._ledger.leased_bytes,
+            leases=self._ledger.leases,
             objects=len(self._kept),
             hits=self._hits,
             misses=self._misses,

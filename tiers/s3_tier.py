@@ -140,6 +140,7 @@ class S3Tier:
             size_bytes=self._ledger.size_bytes,
             used_bytes=self._ledger.used_bytes,
             leased_bytes=self._ledger.leased_bytes,
+            leases=self._ledger.leases,
             objects=len(self._ledger),
             hits=self._counts.hits,
             misses=self._counts.misses,

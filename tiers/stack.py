@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -70,6 +70,7 @@ class TierStack:
         self._pending_bytes = 0
         self._demoting: asyncio.Task[None] | None = None
         self._hits = self._misses = self._dropped = 0
+        self._missed_twice = 0  # by the first tier, which is asked again under the key's lock
         for depth, upper in enumerate(self._tiers[:-1]):
             if isinstance(upper, Evicting):
                 upper.on_evicted(partial(self._offer, self._handed_down_to(depth)))
@@ -118,13 +119,15 @@ class TierStack:
         return False
 
     def stats(self) -> TierStats:
-        parts = tuple(tier.stats() for tier in self._tiers)
+        first, *below = (tier.stats() for tier in self._tiers)
+        parts = (replace(first, misses=first.misses - self._missed_twice), *below)
         return TierStats(
             kind="stack",
             size_bytes=sum(part.size_bytes for part in parts),
             used_bytes=sum(part.used_bytes for part in parts),
             leased_bytes=sum(part.leased_bytes for part in parts),
             objects=sum(part.objects for part in parts),
+            leases=sum(part.leases for part in parts),
             hits=self._hits,
             misses=self._misses,
             evicted=parts[-1].evicted,
@@ -159,6 +162,7 @@ class TierStack:
                     if depth:
                         await self._promote(key, entry)
                     return entry
+                self._missed_twice += depth == 0
         return None
 
     async def _promote(self, key: Key, entry: Entry) -> None:

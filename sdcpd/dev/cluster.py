@@ -239,6 +239,7 @@ class DevCluster:
                     "cert": str(p.plan.cert),
                     "key": str(p.plan.key),
                     "admin": str(p.plan.admin),
+                    "metrics": f"http://127.0.0.1:{p.plan.metrics_port}/metrics",
                 }
                 for p in self.processes
             ],

@@ -62,6 +62,7 @@ class Planned:
     name: str
     base_uri: str
     port: int
+    metrics_port: int
     cert: Path
     key: Path
     config: Path
@@ -94,7 +95,9 @@ def make_plan(options: DevOptions, directory: Path, sockets: Path) -> list[Plann
     (directory / "config").mkdir()
     (directory / "log").mkdir()
     plans = []
-    for (role, name), port in zip(names, free_ports(len(names)), strict=True):
+    ports = free_ports(2 * len(names))
+    both = zip(ports[::2], ports[1::2], strict=True)
+    for (role, name), (port, metrics_port) in zip(names, both, strict=True):
         base_uri = f"https://127.0.0.1:{port}/"
         leaf = issue(pki, role=role, name=name, base_uri=base_uri, sans=("localhost",))
         plans.append(
@@ -103,6 +106,7 @@ def make_plan(options: DevOptions, directory: Path, sockets: Path) -> list[Plann
                 name,
                 base_uri,
                 port,
+                metrics_port,
                 leaf.crt_path,
                 leaf.key_path,
                 directory / "config" / f"{role}.{name}.toml",
@@ -143,6 +147,8 @@ def _config(
         f"key = {_text(plan.key)}",
         "[admin]",
         f"socket = {_text(plan.admin)}",
+        "[metrics]",
+        f'listen = "127.0.0.1:{plan.metrics_port}"',
         "[mlc]",
         f"bases = {json.dumps(bases)}",
         'tiers = [{ kind = "host", size = "256MiB" }]',

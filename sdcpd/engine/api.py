@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sdcpd.protocol.histogram import Histogram
 from sdcpd.protocol.logprobs import Row
 from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.sparse import SparseRows
@@ -82,6 +83,10 @@ class Scored:
     pass_s: float = 0.0
     logprobs: tuple[Row, ...] = ()
     """Where they were wanted: of the accepted tokens and the additional one."""
+    queue_s: float | None = None
+    """How long it waited for memory and for the pass before; None where nobody measures that."""
+    batch_wait_s: float | None = None
+    """How long its pass waited for other rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +188,9 @@ class TargetEngine(Protocol):
     def kv_usage(self) -> KvUsage | None:
         """How its memory for KV is used; None if it has none of its own."""
 
+    def batches(self) -> Histogram | None:
+        """How many rounds each pass with any has scored; None where nobody counts them."""
+
     def pass_s(self) -> float:
         """Smoothed duration of a target pass in seconds (0 before the first)."""
 
@@ -267,28 +275,3 @@ class DraftEngine(Protocol):
     def forget(self, session: bytes) -> None: ...
 
     async def aclose(self) -> None: ...
-
-
-class WithoutKv:
-    """What a DraftEngine without keys and values, and a thread for them, says of both."""
-
-    kv_fingerprint: bytes | None = None
-
-    async def blocks(self, session: bytes, tokens: Sequence[int], first: int) -> list[bytes]:
-        """None: there are none."""
-        return []
-
-    def resident(self, session: bytes) -> bool:
-        """Nothing is missing."""
-        return True
-
-    def on_eviction(self, keep: KeepEvicted) -> None:
-        """Nothing makes room."""
-
-    def kv_usage(self) -> KvUsage | None:
-        """None: there is no such memory."""
-        return None
-
-    def silence_s(self) -> float:
-        """0: there is no such thread."""
-        return 0.0

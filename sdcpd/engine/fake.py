@@ -24,6 +24,7 @@ from sdcpd.engine.api import (
     Score,
     Scored,
 )
+from sdcpd.engine.without_kv import WithoutKv
 from sdcpd.protocol.acceptance import (
     Acceptance,
     check_rows,
@@ -36,6 +37,7 @@ from sdcpd.protocol.acceptance import (
     winner,
 )
 from sdcpd.protocol.digest import kv_prefix_hash
+from sdcpd.protocol.histogram import Histogram
 from sdcpd.protocol.logprobs import Row, logprob_row
 from sdcpd.protocol.messages import Rule, Sampling
 
@@ -200,6 +202,10 @@ class FakeTarget:
         """See TargetEngine; there is no thread."""
         return 0.0
 
+    def batches(self) -> Histogram | None:
+        """None: there are no passes."""
+        return None
+
     def pass_s(self) -> float:
         """See TargetEngine."""
         return self._pass_time_s
@@ -219,7 +225,7 @@ class FakeTarget:
         return rule2(p, q, work.proposed, work.draw)
 
 
-class FakeDrafter:
+class FakeDrafter(WithoutKv):
     """`DraftEngine` over a FakeModel; a token takes `token_time_s`."""
 
     tokenizer: bytes | None = None
@@ -269,14 +275,6 @@ class FakeDrafter:
     def on_eviction(self, keep: KeepEvicted) -> None:
         """See DraftEngine."""
         self._keep = keep
-
-    def kv_usage(self) -> KvUsage | None:
-        """None: nothing is computed."""
-        return None
-
-    def silence_s(self) -> float:
-        """See DraftEngine; there is no thread."""
-        return 0.0
 
     def evict(self, session: bytes) -> None:
         """Have a session make room, for tests."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
@@ -55,9 +56,35 @@ class Pass(Protocol):
 class Ticket:
     """A job and the future that waits for it."""
 
-    def __init__(self, job: Job, future: asyncio.Future[Any], wait_until: float | None) -> None:
-        """`wait_until`: when it is told that there is no room; None: it waits for ever."""
+    def __init__(
+        self,
+        job: Job,
+        future: asyncio.Future[Any],
+        wait_until: float | None,
+        *,
+        is_round: bool = False,
+    ) -> None:
+        """`wait_until`: when it is told that there is no room; None: it waits for ever.
+
+        `is_round`: whether it counts where rounds of a pass are counted.
+        """
         self.job, self.future, self.wait_until = job, future, wait_until
+        self.is_round = is_round
+        self._arrived = self._entered = time.monotonic()
+        self.queue_s: float | None = None
+        """How long it waited for memory and for the pass before, once it is in one."""
+        self.batch_wait_s: float | None = None
+        """How long its first pass waited for others."""
+
+    def entered(self) -> None:
+        """There is memory for it."""
+        self._entered = time.monotonic()
+
+    def passes(self, at: float, *, since: float) -> None:
+        """It is in a pass that begins now, and could have begun at `since`."""
+        if self.queue_s is None:
+            ready = min(at, max(since, self._entered))
+            self.queue_s, self.batch_wait_s = ready - self._arrived, at - ready
 
     @property
     def rows_left(self) -> int:

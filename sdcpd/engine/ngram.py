@@ -8,7 +8,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from sdcpd.engine.api import Draft, DraftWork, WithoutKv
+from sdcpd.engine.api import Draft, DraftWork
+from sdcpd.engine.without_kv import WithoutKv
 from sdcpd.protocol.sparse import SparseRows
 
 ORDERS = (4, 3, 2, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sdcpd.engine.api import EngineInfo, KeepEvicted, KvUsage, Prefix, Score, Scored
 from sdcpd.engine.batching import WINDOW_SHARE, BatchWindow
@@ -17,6 +18,7 @@ from sdcpd.engine.rows import check_rows
 from sdcpd.engine.runner import PASS_ROWS_MAX, Runner
 from sdcpd.engine.target_jobs import LogprobsJob, PrepareJob, ScoreJob
 from sdcpd.engine.worker import Worker
+from sdcpd.protocol.histogram import Histogram
 from sdcpd.protocol.logprobs import Row
 
 ROOM_WITHIN_S = 10.0  # how long a new session waits for memory before it is told to come again
@@ -106,9 +108,14 @@ class LlamaTarget:
 
     async def score(self, work: Score) -> Scored:
         """See TargetEngine."""
-        result = await self.worker.run(ScoreJob(self._tokens(work.prefix), work))
+        ticket = self.worker.submit(ScoreJob(self._tokens(work.prefix), work), is_round=True)
+        result = await ticket.future
         assert isinstance(result, Scored)
-        return result
+        return replace(result, queue_s=ticket.queue_s, batch_wait_s=ticket.batch_wait_s)
+
+    def batches(self) -> Histogram | None:
+        """See TargetEngine."""
+        return self.worker.batches
 
     async def logprobs(
         self, tokens: Sequence[int], from_: int, alternatives: int, *, scope: bytes = b""

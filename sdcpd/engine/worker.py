@@ -20,6 +20,7 @@ from sdcpd.engine.jobs import Job, Pass, Ticket, settle
 from sdcpd.engine.kv import SessionKv
 from sdcpd.engine.kv_memory import KvMemory
 from sdcpd.engine.scheduler import SHORT_ROWS_MAX, PrefillPace, plan
+from sdcpd.protocol.histogram import Histogram
 
 log = logging.getLogger("sdcpd.engine")
 T = TypeVar("T")
@@ -28,6 +29,7 @@ T = TypeVar("T")
 OVERTAKEN_MAX = 16  # sessions that go before one that waits for more memory than they need
 IDLE_S = 1.0  # how often a thread without work shows that it lives
 PARKED_S = 0.05  # how often parked work is looked at where nothing ends
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Worker:
@@ -55,8 +57,11 @@ class Worker:
         self.pass_s = 0.0
         """Smoothed duration of a pass in seconds."""
         self.passes = 0
+        self.batches = Histogram(BATCHES)
+        """Passes by how many rounds they completed, where there were any."""
         self._closing = False
         self._ready_at: float | None = None
+        self._since = 0.0  # when the pass at hand could have begun
         self.beat = time.monotonic()
         """When the thread last showed a sign of life; a wedged device stops it."""
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -67,12 +72,17 @@ class Worker:
 
         Raises EngineBusy if there was no memory for it in that time.
         """
+        until = None if room_within_s is None else time.monotonic() + room_within_s
+        return await self.submit(job, until=until).future
+
+    def submit(self, job: Job, *, until: float | None = None, is_round: bool = False) -> Ticket:
+        """Have a job done; the ticket's future has its result, as `run` does, and raises alike."""
         if self._closing:
             raise EngineError("the engine is stopping")
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        until = None if room_within_s is None else time.monotonic() + room_within_s
-        self._inbox.put(Ticket(job, future, until))
-        return await future
+        future = asyncio.get_running_loop().create_future()
+        ticket = Ticket(job, future, until, is_round=is_round)
+        self._inbox.put(ticket)
+        return ticket
 
     def silence_s(self) -> float:
         """For how many seconds the thread has shown no sign of life."""
@@ -142,7 +152,7 @@ class Worker:
         while self._collect():
             self._unpark()
             if self._waiting and not self._due_s():
-                self._ready_at = None
+                self._since, self._ready_at = self._ready_at or 0.0, None
                 self._step()
             if self._gone:
                 self._forget_gone()
@@ -214,6 +224,7 @@ class Worker:
             self._refuse(ticket, e)
             return True
         self._parked.remove(ticket)
+        ticket.entered()
         if left > 0:
             self._waiting.append(ticket)
         else:
@@ -237,6 +248,8 @@ class Worker:
 
     def _pass(self, chosen: Sequence[tuple[Ticket, int]]) -> None:
         begin = time.monotonic()
+        for ticket, _ in chosen:
+            ticket.passes(begin, since=self._since)
         prefill = [rows for one, rows in chosen if one.rows_left > SHORT_ROWS_MAX]
         try:
             results = self._runner.run([ticket.job.feed(rows) for ticket, rows in chosen])
@@ -253,21 +266,26 @@ class Worker:
         self.passes += 1
         self._pace.passed(spent, rounds=len(chosen) - len(prefill), prefill_rows=sum(prefill))
         self.pass_s = spent if self.pass_s == 0 else 0.9 * self.pass_s + 0.1 * spent
+        rounds = 0
         for (ticket, _), scores in zip(chosen, results, strict=True):
-            self._settle(ticket, scores, spent)
+            rounds += self._settle(ticket, scores, spent) and ticket.is_round
+        if rounds:
+            self.batches.add(rounds)
 
-    def _settle(self, ticket: Ticket, scores: Any, spent: float) -> None:
+    def _settle(self, ticket: Ticket, scores: Any, spent: float) -> bool:
+        """Hand a job its scores; True if it is done."""
         try:
             done = ticket.job.take(scores, spent)
         except Exception as e:
             self._fail(ticket, e)
-            return
+            return False
         if done:
             job = ticket.job
             self._memory.settle(job.key, len(job.text), job.scope)
             self._window.done(job.key, time.monotonic())
             self._waiting.remove(ticket)
             ticket.finish()
+        return done
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         if not isinstance(error, ContextFull):

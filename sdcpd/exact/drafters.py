@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sdcpd.engine.api import Draft, DraftEngine, DraftWork, WithoutKv
+from sdcpd.engine.api import Draft, DraftEngine, DraftWork
+from sdcpd.engine.without_kv import WithoutKv
 
 
 class WrongDrafter(WithoutKv):

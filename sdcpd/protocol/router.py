@@ -141,6 +141,8 @@ class RouterSession:
         """Finish or fail, once the verifier has told."""
         self.fenced_at: int | None = None
         """The epoch of a fence that this router never wrote, where that has ended the session."""
+        self.restarted = False
+        """Whether a router before this one had it open."""
         self._board, self._settings = board, settings
         self._drafter_wanted, self._logprobs = drafter_wanted, logprobs
         self._state = SessionState(
@@ -195,6 +197,7 @@ class RouterSession:
         machine.epoch, machine.profile = record.epoch, record.profile
         machine._resume, machine._preferred = record.resume, record.drafter
         machine._saved, machine._opened = record, True
+        machine.restarted = True
         return machine
 
     # ---- what others read

@@ -57,6 +57,7 @@ from sdcpd.protocol.verifier_io import (
     FetchRows,
     NameDrafter,
     OutputChanged,
+    PeriodDone,
     Propose,
     Refuse,
     Reply,
@@ -156,6 +157,11 @@ class VerifierSession:
     def closed(self) -> bool:
         """Whether the session has finished or failed."""
         return self._state in (State.FINISHED, State.FAILED)
+
+    @property
+    def state(self) -> State:
+        """As a session-state tells it."""
+        return self._state
 
     def state_message(self) -> SessionState:
         """The session-state of this moment (D-O11, D-O12)."""
@@ -318,7 +324,8 @@ class VerifierSession:
         if self.contract.rule == Rule.SPECULATIVE_SAMPLING and p.q_rows is None:
             raise QUnavailable("rule 2 needs q_rows")
         self._active_at, self._quiet_since = now, None
-        self._period, self._state = None, State.ASSIGNED
+        self._end_period("drafter")
+        self._state = State.ASSIGNED
         work = self._new_work(event)
         if self.contract.rule == Rule.SPECULATIVE_SAMPLING:
             assert p.q_rows is not None, "checked above"
@@ -355,7 +362,7 @@ class VerifierSession:
         # The same drafter may still go by the limit of its last verdict (D-N2).
         self._limit = max(m_init, self._limit) if same else m_init
         self._assigned = Assigned(a.drafter, a.m_init)
-        self._period = None
+        self._end_period("drafter")
         self._state = State.ASSIGNED
         self._active_at = self._quiet_since = now
         self._actions.append(WithdrawEvents())
@@ -547,7 +554,7 @@ class VerifierSession:
         if work.propose is None:
             # Self-decoding could not go on: wait as if the period had ended, then try again.
             silent = self._period is not None and self._period.silent
-            self._period = None
+            self._end_period("error")
             if not self.closed:
                 self._state = State.ASSIGNED if silent else State.WAITING
             self._undrafted_since = now
@@ -581,7 +588,7 @@ class VerifierSession:
         if not (period.ending or period.left == 0 or loaded):
             self._score(self._new_work(None), None)
             return
-        self._period = None
+        self._end_period("drafter" if period.ending else "load" if loaded else "self_max")
         self._undrafted_since = now
         if period.silent:
             self._state = State.ASSIGNED
@@ -590,6 +597,11 @@ class VerifierSession:
             self._state = State.WAITING
         if not period.ending:
             self._actions.append(SendEvent(self._event(Action.SELF_DECODE)))
+
+    def _end_period(self, end: str) -> None:
+        if self._period is not None:
+            self._period = None
+            self._actions.append(PeriodDone(end))
 
     def _end_period_by_drafter(self) -> None:
         if self._period is not None and self._period.silent:
@@ -624,7 +636,7 @@ class VerifierSession:
 
     def _end(self, state: State, reason: str, now: float) -> None:
         self._state, self.end_reason, self.ended_at = state, reason, now
-        self._period = None
+        self._end_period("finish" if state is State.FINISHED else "fail")
         kind = Action.FINISH if state is State.FINISHED else Action.FAIL
         self._actions.append(SendEvent(self._event(kind)))
         self._actions.append(Ended(reason))
@@ -633,7 +645,8 @@ class VerifierSession:
         """Authority is lost: discard the round, release nothing more (D-P18)."""
         self.fenced, self.end_reason, self.ended_at = True, reason, now
         self._refuse_waiting(self._stale_epoch())
-        self._phase, self._work, self._period = Phase.IDLE, None, None
+        self._phase, self._work = Phase.IDLE, None
+        self._end_period("fenced")
         self._actions += [WithdrawEvents(), OutputChanged(), Ended(reason)]
 
     def _refuse_waiting(self, problem: Problem) -> None:

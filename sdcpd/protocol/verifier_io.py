@@ -215,6 +215,18 @@ class RoundDone:
 
 
 @dataclass(frozen=True, slots=True)
+class PeriodDone:
+    """A self-decoding period is over; for metrics. `end` is one of PERIOD_ENDS."""
+
+    end: str
+
+
+PERIOD_ENDS = ("drafter", "self_max", "load", "error", "finish", "fail", "fenced")
+"""A drafter was named or proposed; so many tokens were written; the load was too high; a pass
+failed; the session has finished or failed; its authority was lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The session has finished, failed or been fenced: its model state may be freed."""
 
@@ -231,5 +243,6 @@ VerifierAction = (
     | SendEvent
     | WithdrawEvents
     | RoundDone
+    | PeriodDone
     | Ended
 )

@@ -17,6 +17,7 @@ from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.api_answers import Answer, ChatAnswer, CompletionAnswer, whole_octets
 from sdcpd.roles.api_bodies import ChatBody, CompletionBody, TextBody
 from sdcpd.roles.api_choices import Choices, usage_of
+from sdcpd.roles.api_counts import ApiCounts, CountedChoices
 from sdcpd.roles.api_echo import Echo
 from sdcpd.roles.api_errors import (
     JSON_HEADERS,
@@ -88,6 +89,8 @@ class Texts:
         self.configure(ping_s=5.0, max_queue=256, log_prompts=False)
         self._endings = Endings()
         self._opening: set[asyncio.Future[Any]] = set()
+        self.counts = ApiCounts()
+        self.counts.waiting = lambda: len(self._opening)
 
     def configure(self, *, ping_s: float, max_queue: int, log_prompts: bool) -> None:
         """Go by these settings from the next text on; at most `max_queue` may wait to open."""
@@ -170,7 +173,7 @@ class Texts:
         return Asked(request, owner, body, answer)
 
     async def _run(self, wanted: Sequence[Wanted], asked: Asked) -> Response | StreamingResponse:
-        choices = self._begin(wanted)
+        choices = self._begin(wanted, per_prompt=asked.body.choices)
         if self._log_prompts:
             for one in wanted:
                 log.info("prompt by %s: %a", asked.owner, self._text.decode_all(one.request.prompt))
@@ -182,7 +185,7 @@ class Texts:
             choices.close()
             raise
 
-    def _begin(self, wanted: Sequence[Wanted]) -> Choices:
+    def _begin(self, wanted: Sequence[Wanted], *, per_prompt: int) -> Choices:
         waiting = len(self._opening)
         if waiting >= self._max_queue:
             raise ApiError(
@@ -191,7 +194,9 @@ class Texts:
                 code="queue_full",
                 headers=retry_after(1),
             )
-        return Choices([partial(self._begin_one, one) for one in wanted])
+        prompt_tokens = sum(len(one.request.prompt) for one in wanted[::per_prompt])
+        begins = [partial(self._begin_one, one) for one in wanted]
+        return CountedChoices(begins, self.counts, prompt_tokens=prompt_tokens)
 
     def _begin_one(self, wanted: Wanted) -> Run:
         if wanted.request.max_new == 0:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
+from sdcpd.protocol.histogram import Histogram
 from sdcpd.protocol.messages import Action, Verdict
+from sdcpd.protocol.verifier_io import PERIOD_ENDS
 
 ESCALATIONS = (Action.REDUCE, Action.SWITCH, Action.SELF_DECODE, Action.FAIL)
+OUTCOMES = ("finish", "fail", "cancelled")
+"""How a session can end; cancelled: for want of a client, or because it had enough."""
+STAGES = ("queue", "batch_wait", "fetch_q", "score", "commit", "total")
+STAGE_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0)
+DRAFT_TOKEN_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
 
 
 class RoundCounts:
@@ -73,3 +80,35 @@ class RoundCounts:
             "prepared_discarded": self.prepared_discarded,
             **{f"action_{action.name.lower()}": n for action, n in self.rounds.items() if n},
         }
+
+
+class VerifierCounts(RoundCounts):
+    """What a verifier counts beside its rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.periods: Counter[str] = Counter(dict.fromkeys(PERIOD_ENDS, 0))
+        """Self-decoding periods by why they ended."""
+        self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        """Sessions that ended here; those that were fenced go on elsewhere, and are none."""
+        self.fenced = 0
+        """Rounds whose record the log refused for ever."""
+        self.stages = {stage: Histogram(STAGE_S) for stage in STAGES}
+        """What rounds with a proposal took; nothing of those that came to no verdict."""
+
+    def end(self, reason: str) -> None:
+        """Count a session's end by the machine's word for it."""
+        if reason in ("fenced", "superseded by a higher epoch"):
+            return
+        self.ended[reason if reason in ("finish", "cancelled") else "fail"] += 1
+
+
+class DrafterCounts(RoundCounts):
+    """What a drafter counts beside its rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_s = Histogram(DRAFT_TOKEN_S)
+        """What each proposal took to draft, a token of it."""
+        self.rtt_s = Histogram(STAGE_S)
+        """From a proposal to its verdict."""

@@ -31,7 +31,7 @@ from sdcpd.protocol.problems import (
 from sdcpd.protocol.uris import base_uri_equal, join, session_path_id
 from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
-from sdcpd.roles.counts import RoundCounts
+from sdcpd.roles.counts import DrafterCounts
 from sdcpd.roles.drafter_session import DraftContext, DraftingSession
 from sdcpd.roles.health import Health, Level, engine_check
 from sdcpd.roles.objects import Objects
@@ -92,7 +92,7 @@ class Drafter:
             "engine", Level.WEDGED, engine_check(engine.silence_s, config.engine_silence_s)
         )
         self.counts: Counter[str] = Counter()
-        self.rounds = RoundCounts()
+        self.rounds = DrafterCounts()
         self._engine, self._client, self._objects = engine, client, objects
         self._tasks = Tasks()
         self._sessions: dict[bytes, DraftingSession] = {}
@@ -108,6 +108,7 @@ class Drafter:
             status=self._short_status,
             stopped=self._stopped,
             observe=self._observe,
+            counts=self.rounds,
             refused=self._refused,
             prefix_kv=PrefixKv(
                 kv_tier, kind=draft_kind(kv_owner), fingerprint=engine.kv_fingerprint
@@ -143,6 +144,11 @@ class Drafter:
     def kv_usage(self) -> KvUsage | None:
         """How the engine's memory for keys and values is used; None if it has none."""
         return self._engine.kv_usage()
+
+    def alpha(self) -> float | None:
+        """The mean of what its sessions expect of a proposed token; None where it has none."""
+        alphas = [one.machine.alpha.value for one in self._sessions.values()]
+        return sum(alphas) / len(alphas) if alphas else None
 
     @property
     def sessions(self) -> Sequence[DraftingSession]:

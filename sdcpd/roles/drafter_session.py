@@ -40,6 +40,7 @@ from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.protocol.sparse import SparseRows
 from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
+from sdcpd.roles.counts import DrafterCounts
 from sdcpd.roles.objects import LEASE_MS, ObjectGone, Objects
 from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.preparing import Preparing, Rows, draft_work, drafted
@@ -63,6 +64,7 @@ class DraftContext:
     status: Callable[[], Status]
     stopped: Callable[[DraftingSession, bool], None]
     observe: Callable[[Verdict, int], None]
+    counts: DrafterCounts
     refused: Callable[[ProblemDocument], None]
     prefix_kv: PrefixKv
     assigned: Callable[[bytes], bool]
@@ -163,6 +165,7 @@ class DraftingSession:
             self._context.prefix_kv.cost.computed(action.length - draft.reused, draft.seconds)
             self._context.reused(draft.reused)
         self._rows = draft.q_rows or b""
+        self._context.counts.token_s.add(draft.seconds / max(1, len(draft.tokens)))
         self._step(drafted(action.work, draft, crowded=self._context.crowded()))
 
     async def _publish(self, action: PublishRows) -> None:
@@ -238,11 +241,13 @@ class DraftingSession:
                 self._context.refused(e.problem)
             self._step(self._failure(e))
             return
+        rtt_s = time.monotonic() - begin
+        self._context.counts.rtt_s.add(rtt_s)
         self._context.observe(verdict, len(action.tokens))
         if self._keep_kv:  # so that whoever comes meanwhile with the same beginning has it
             self._keep_kv = False
             self._context.tasks.spawn(self._keep(), name=f"keep {self.label}")
-        self._step(VerdictArrived(verdict, time.monotonic() - begin))
+        self._step(VerdictArrived(verdict, rtt_s))
 
     async def _keep_and_forget(self) -> None:
         """Keep the KV of the text, with which the next turn of a chat begins; then free it."""

@@ -15,6 +15,7 @@ from sdcpd.engine.tokenizer import TextModel
 from sdcpd.roles.api_access import Access
 from sdcpd.roles.api_answers import octets_of
 from sdcpd.roles.api_bodies import ChatBody, CompletionBody, read_body
+from sdcpd.roles.api_counts import GONE
 from sdcpd.roles.api_errors import JSON_HEADERS, ApiError, refuse, retry_after
 from sdcpd.roles.api_first_text import FirstText
 from sdcpd.roles.api_page import PATHS, Page
@@ -87,6 +88,7 @@ class FrontEnd:
         self._first: FirstText | None = None
         self._page = Page()
         self._texts = Texts(generator, text, model=self._model)
+        self.counts = self._texts.counts
         self.configure(settings)
         self._keyless: dict[str, Methods] = {
             "/health": {"GET": self._health},
@@ -129,6 +131,7 @@ class FrontEnd:
     async def handle(self, request: Request) -> AnyResponse:
         """Answer one request; never raises, and has the error shape on every path."""
         response: AnyResponse
+        self.counts.arrived()
         try:
             response = await self._dispatch(request)
         except ApiError as e:
@@ -136,6 +139,10 @@ class FrontEnd:
         except Exception:
             log.exception("%s failed", one_line(f"{request.method} {request.path}"))
             response = refuse(500, "the request failed here; the log says why")
+        except BaseException:  # a client that goes away cancels us
+            self.counts.answered(self._route(request.path), GONE)
+            raise
+        self.counts.answered(self._route(request.path), response.status)
         return self._access.with_cors(request, response)
 
     async def aclose(self) -> None:
@@ -172,6 +179,14 @@ class FrontEnd:
         if methods is None:
             raise ApiError(404, f"no such resource: {request.method} {path}", code="not_found")
         return methods, ""
+
+    def _route(self, path: str) -> str:
+        """A path as metrics name it, which are as many as there are resources."""
+        if path.startswith(f"{MODELS}/"):
+            return f"{MODELS}/{{model}}"
+        if path.startswith(f"{SESSIONS}/"):
+            return f"{SESSIONS}/{{session}}/output"
+        return path if path in self._keyless or path in self._keyed else "other"
 
     # ---- resources
 

@@ -141,6 +141,7 @@ class OutputReader:
                 continue
             if output.epoch < self._epoch or output.from_ != self._read:
                 # From a verifier that has lost its authority.
+                self._session.stale_output()
                 await self._moved_or_paused(verifier, epoch)
                 continue
             self._take(output)

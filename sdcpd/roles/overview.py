@@ -8,7 +8,7 @@ from typing import Any
 
 import sdcpd
 from sdcpd.protocol.instances import Board, Instance
-from sdcpd.protocol.messages import InstanceRole, Status
+from sdcpd.protocol.messages import InstanceRole
 from sdcpd.roles.generation import Generator
 
 
@@ -50,11 +50,7 @@ def _instance(instance: Instance, now: float, board: Board) -> dict[str, Any]:
     return {
         "instance": status.instance,
         "role": InstanceRole(status.role).name.lower(),
-        "state": _state(
-            status,
-            fresh=now < instance.expires,
-            drained=board.drained(instance.base, status.role),
-        ),
+        "state": state_of(instance, now, board),
         "load": status.load,
         "queue": status.queue,
         "accept": None if status.accept_milli is None else status.accept_milli / 1000,
@@ -63,11 +59,16 @@ def _instance(instance: Instance, now: float, board: Board) -> dict[str, Any]:
     }
 
 
-def _state(status: Status, *, fresh: bool, drained: bool) -> str:
+STATES = ("ready", "draining", "loading", "expired", "stuck", "gone")
+
+
+def state_of(instance: Instance, now: float, board: Board) -> str:
+    """What an instance is like, as one of STATES."""
+    status = instance.status
     if status.ttl_ms == 0:  # it has withdrawn (D-R1): at its end, or because it is stuck
         return "stuck" if status.ready is False else "gone"
-    if not fresh:
+    if now >= instance.expires:
         return "expired"
     if status.ready is False:
         return "loading"
-    return "draining" if drained else "ready"
+    return "draining" if board.drained(instance.base, status.role) else "ready"

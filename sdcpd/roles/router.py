@@ -30,6 +30,7 @@ from sdcpd.roles.objects import Objects
 from sdcpd.roles.output_reader import OutputReader, Told
 from sdcpd.roles.overview import overview_of
 from sdcpd.roles.peers import PeerTable
+from sdcpd.roles.router_counts import RouterCounts
 from sdcpd.roles.router_reports import Reports
 from sdcpd.roles.router_session import RouteContext, RoutedSession
 from sdcpd.roles.session_output import KnownOutput, Traces
@@ -62,6 +63,7 @@ class Router:
         self.health = health or Health("router")
         self.health.watch(VERIFIERS, Level.UNREADY, self._without_verifier)
         self.counts: Counter[str] = Counter()
+        self.totals = RouterCounts()
         self._since = time.monotonic()
         self.board = Board(config.permitted, trust_all=config.trust_drafters)
         self._client, self._objects = client, objects
@@ -76,6 +78,7 @@ class Router:
             records=records,
             kv_objects=config.base_uri if config.kv_objects else None,
             closed=self._closed,
+            totals=self.totals,
         )
         self.reports = Reports(self.board, self._sessions, self._ended, self.counts)
         self.listener = Listener(config.base_uri, self.reports.routes(), peers=peers, mlc=mlc)

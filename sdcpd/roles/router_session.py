@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sdcpd.protocol.instances import Board
-from sdcpd.protocol.messages import InstanceRole, Message, SessionState
+from sdcpd.protocol.messages import Assignment, InstanceRole, Message, SessionState
 from sdcpd.protocol.problems import ProblemDocument
 from sdcpd.protocol.router import Phase, RouterSession
 from sdcpd.protocol.router_io import (
@@ -41,6 +41,7 @@ from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable
 from sdcpd.roles.objects import ObjectGone, Objects
+from sdcpd.roles.router_counts import Assignments, RouterCounts
 from sdcpd.roles.target_kv import find_target_kv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, TransportError
@@ -63,6 +64,7 @@ class RouteContext:
     kv_objects: str | None
     """Base URI of the cache in which verifiers' KV is looked for; None: they publish none."""
     closed: Callable[[RoutedSession], None]
+    totals: RouterCounts
 
 
 class RoutedSession:
@@ -86,6 +88,8 @@ class RoutedSession:
         self._todo: deque[RouterAction] = deque()
         self._saving = False
         self._leased: list[str] = []  # objects that nobody else will release
+        self._failovers = 0  # of the machine's, those that are counted
+        self._assignments = Assignments(context.totals, restored=machine.restarted)
 
     def start(self) -> None:
         """Open the session."""
@@ -138,6 +142,8 @@ class RoutedSession:
                 self._account(action)
             elif isinstance(action, Open):
                 self._count_verifier(action.verifier)
+                self._context.totals.failovers += self.machine.failovers - self._failovers
+                self._failovers = self.machine.failovers
         self._todo.extend(action for action in actions if not isinstance(action, Named))
         if not self._saving:
             self._go_on()
@@ -236,6 +242,8 @@ class RoutedSession:
             log.warning("session %s: %s %s: %s", self.label, method, uri, e)
             self.step(Unreachable(number, str(e)))
         else:
+            if isinstance(message, Assignment) and method == "POST":
+                self._assignments.taken(message)
             self.step(Answered(number, state))
 
     async def _read_log(self, number: int) -> None:
@@ -308,6 +316,7 @@ class RoutedSession:
 
     def _ended(self, action: Closed) -> None:
         self.failed = action.failed
+        self._context.totals.end(self.machine, cancelled=self.cancelled)
         self._count_verifier(None)
         self._log.drop_content()
         self._release()
@@ -323,6 +332,10 @@ class RoutedSession:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def stale_output(self) -> None:
+        """Count output that no longer counts."""
+        self._context.totals.stale_outputs += 1
 
     @property
     def waiting_for_drafter(self) -> bool:

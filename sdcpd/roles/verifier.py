@@ -30,6 +30,7 @@ from sdcpd.protocol.messages import (
     Proposal,
     Rule,
     SessionOpen,
+    State,
     Status,
 )
 from sdcpd.protocol.problems import (
@@ -47,7 +48,7 @@ from sdcpd.protocol.verifier import VerifierSession
 from sdcpd.protocol.verifier_io import NameDrafter, Propose, RoundDone, SetPolicy
 from sdcpd.protocol.verifier_state import VerifierSettings
 from sdcpd.roles.base import Call, Listener, Mlc, Route, message_response
-from sdcpd.roles.counts import RoundCounts
+from sdcpd.roles.counts import VerifierCounts
 from sdcpd.roles.events import EventSender
 from sdcpd.roles.health import Health, Level, engine_check
 from sdcpd.roles.log_stalls import LogStalls
@@ -114,7 +115,7 @@ class Verifier:
             "engine", Level.WEDGED, engine_check(engine.silence_s, config.engine_silence_s)
         )
         self.counts: Counter[str] = Counter()
-        self.rounds = RoundCounts()
+        self.rounds = VerifierCounts()
         self._engine, self._client, self._objects = engine, client, objects
         self._status_ttl_s = status_ttl_s
         target_kv = TargetKv(
@@ -158,6 +159,7 @@ class Verifier:
             load=self.load,
             lower=lambda: self.load() > LOAD_HIGH,
             observe=self._observe,
+            counts=self.rounds,
             ended=self._serving.discard,
             stalls=LogStalls(self.health),
             round_wait_s=ROUND_WAIT_S,
@@ -237,6 +239,10 @@ class Verifier:
     def kv_usage(self) -> KvUsage | None:
         """How the engine's memory for keys and values is used."""
         return self._engine.kv_usage()
+
+    def session_states(self) -> Counter[State]:
+        """How many sessions that have not ended are in which state."""
+        return Counter(served.machine.state for served in self._serving)
 
     @property
     def sessions(self) -> Sequence[ServedSession]:

@@ -29,6 +29,7 @@ from sdcpd.protocol.verifier_io import (
     FetchRows,
     NameDrafter,
     OutputChanged,
+    PeriodDone,
     Propose,
     Refuse,
     Reply,
@@ -46,10 +47,12 @@ from sdcpd.protocol.verifier_io import (
     WithdrawEvents,
 )
 from sdcpd.roles.commit_log import CommitLog, LogUnavailable, Outcome
+from sdcpd.roles.counts import VerifierCounts
 from sdcpd.roles.events import EventSender
 from sdcpd.roles.log_stalls import LogStalls
 from sdcpd.roles.objects import NotTrusted, ObjectGone, Objects, ObjectTooLarge
 from sdcpd.roles.prefix_kv import PrefixKv
+from sdcpd.roles.round_times import RoundTimes
 from sdcpd.roles.target_kv import TargetKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import TransportError
@@ -70,6 +73,7 @@ class SessionContext:
     load: Callable[[], int]
     lower: Callable[[], bool]
     observe: Callable[[RoundDone], None]
+    counts: VerifierCounts
     ended: Callable[[ServedSession], None]
     stalls: LogStalls
     round_wait_s: float
@@ -94,6 +98,7 @@ class ServedSession:
         self._publish_kv = context.target_kv.wanted(machine.prompt_length)
         self._keep_kv = True
         self._logprobs: dict[int, Row] = {}  # by the index of the output token
+        self._times = RoundTimes(context.counts.stages)
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Message | None]] = {}
         self._changed = asyncio.Event()
@@ -172,10 +177,12 @@ class ServedSession:
             case Refuse():
                 self._answer(action.request, None, action.problem)
             case ScoreRound():
+                self._times.begun(action.work, proposal=bool(action.tokens))
                 self._spawn(self._score(action), "score")
             case Append():
                 self._spawn(self._append(action.work, action.record), "append")
             case FetchRows():
+                self._times.begun(action.work, proposal=True)
                 self._spawn(self._fetch_rows(action), "rows")
             case OutputChanged():
                 self._changed.set()
@@ -184,7 +191,10 @@ class ServedSession:
                 self._events.send(action.event)
             case WithdrawEvents():
                 self._events.withdraw()
+            case PeriodDone():
+                self._context.counts.periods[action.end] += 1
             case RoundDone():
+                self._times.over()
                 self._context.observe(action)
                 if self._publish_kv:  # once: the first round has had its turn of the engine
                     self._publish_kv = False
@@ -194,6 +204,7 @@ class ServedSession:
                     self._spawn(self._keep(), "keep")
             case Ended():
                 log.info("session %s: %s", self.label, action.reason)
+                self._context.counts.end(action.reason)
                 self._spawn(self._keep_and_forget(), "forget")
                 self._events.finish()
                 self._log.drop_content()
@@ -259,6 +270,7 @@ class ServedSession:
         )
         try:
             await self._bring_back(action.length)
+            begin = time.monotonic()
             scored = await self._context.engine.score(work)
         except EngineError as e:
             log.warning("session %s: %s", self.label, e)
@@ -268,6 +280,7 @@ class ServedSession:
             log.exception("session %s: scoring failed", self.label)
             self.step(ScoreFailed(action.work, "scoring failed; see the log"))
             return
+        self._times.scored(action.work, scored, time.monotonic() - begin)
         self._logprobs.update(enumerate(scored.logprobs, action.base))
         self.step(RoundScored(action.work, scored.accepted, scored.additional))
 
@@ -289,14 +302,17 @@ class ServedSession:
             )
 
     async def _append(self, work: int, record: CommitRecord) -> None:
+        begin = time.monotonic()
         try:
             outcome = await self._appended(work, record)
         finally:
             self._context.stalls.over(self._log.uri, self)
         if outcome is Outcome.COMMITTED:
+            self._times.took(work, "commit", time.monotonic() - begin)
             self.step(Appended(work, self._context.load(), self._context.lower()))
         else:
             log.warning("session %s: fenced, its round is discarded", self.label)
+            self._context.counts.fenced += outcome is Outcome.FENCED
             self.step(AppendFenced(work))
 
     async def _appended(self, work: int, record: CommitRecord) -> Outcome:
@@ -323,7 +339,7 @@ class ServedSession:
         return outcome
 
     async def _fetch_rows(self, action: FetchRows) -> None:
-        vocab = self._context.engine.info.vocab
+        vocab, begin = self._context.engine.info.vocab, time.monotonic()
         try:
             octets = await self._context.objects.fetch(
                 action.reference,
@@ -339,6 +355,7 @@ class ServedSession:
         except Problem as problem:
             self.step(RowsReady(action.work, None, problem))
         else:
+            self._times.took(action.work, "fetch_q", time.monotonic() - begin)
             self.step(RowsReady(action.work, octets))
 
     def stale(self) -> StaleEpoch:

@@ -40,6 +40,7 @@ BEFORE = f"""\
 # HELP x y
 sdcp_api_completion_tokens_total{{role="router"}} 100.0
 {TTFT}_bucket{{le="0.1",role="router"}} 5.0
+{TTFT}_bucket{{le="0.5",role="router"}} 5.0
 {TTFT}_bucket{{le="+Inf",role="router"}} 5.0
 """
 AFTER = f"""\

@@ -167,6 +167,7 @@ async def test_output_of_a_lower_epoch_is_discarded(rig: RouterRig) -> None:
     assert await texts(reader) == [4, 5, 6]
     reads = [since(seen) for seen in rig.v0.seen if seen.method == "GET"]
     assert reads == [0, 2, 2, 2]
+    assert rig.router.totals.stale_outputs == 2
 
 
 async def test_a_final_of_a_lower_epoch_ends_nothing(rig: RouterRig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections.abc import AsyncIterator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,3 +135,36 @@ async def test_a_single_job_waits_for_no_batch() -> None:
             await worker.run(Job(key))
         await worker.aclose()
     assert len(runner.passes) == 5 and windows == []
+
+
+async def test_what_a_round_waits_for_is_told_and_passes_count_their_rounds() -> None:
+    """What a job waited before its pass: for the pass before it, and for others that are due."""
+    passes = HeldPass()
+    worker = Worker(passes, memory(), rows_max=128)
+    first = worker.submit(Job("first"), is_round=True)
+    await asyncio.to_thread(passes.begun.acquire)
+    second = worker.submit(Job("second"), is_round=True)
+    third = worker.submit(Job("third"), is_round=True)
+    beside = worker.submit(Job("beside"))
+    passes.go_on.release(2)
+    await asyncio.gather(*(one.future for one in (first, second, third, beside)))
+    await worker.aclose()
+    assert passes.passes == [["first"], ["second", "third", "beside"]]
+    assert (worker.batches.counts[:2], worker.batches.total) == ([1, 1], 3)
+    for one in (first, second, third, beside):
+        assert one.queue_s is not None and one.batch_wait_s is not None
+        assert one.queue_s >= 0 <= one.batch_wait_s
+    assert second.queue_s >= third.queue_s > 0  # type: ignore[operator]
+
+
+@dataclass
+class HeldPass(Pass):
+    """Each pass waits until it may go on."""
+
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go_on: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def run(self, feeds: Sequence[Any]) -> Sequence[Any]:
+        self.begun.release()
+        self.go_on.acquire()
+        return super().run(feeds)

@@ -91,8 +91,7 @@ class Ledger:
     def is_leased(self, key: Key) -> bool:
         """Whether an object can't be evicted now."""
         self._lapse()
-        account = self._accounts.get(key)
-        return account is not None and account.deadline is not None
+        return key in self._accounts and key not in self._idle
 
     def generation(self, key: Key) -> int | None:
         """The number of the version that is on the books, None if there is none."""
@@ -136,9 +135,8 @@ class Ledger:
         """
         before = Key(key.scope, after) if after not in ("", key.name) else None
         spared = self._check_room(key, size_bytes, before)
-        old = self._accounts.get(key)
-        missing_bytes = size_bytes - (old.size_bytes if old else 0)
-        return self._make_room(key.scope, missing_bytes, spared, objects_max)
+        back_bytes = self._accounts[key].size_bytes if key in self._accounts else 0
+        return self._make_room(key.scope, size_bytes - back_bytes, spared, objects_max)
 
     def shed(
         self,

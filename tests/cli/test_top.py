@@ -64,7 +64,7 @@ def test_rates_and_quantiles_are_of_what_came_between() -> None:
     screen = "\n".join(lines(now, before, since=before))
     assert "2 sessions   125 tok/s" in screen
     assert "p95 <= 500 ms" in screen
-    assert "v0.abc    verifier  ready  [######....]   62%" in screen
+    assert "v0.abc    verifier  ready  [######....]  62%" in screen
 
 
 @pytest.mark.slow

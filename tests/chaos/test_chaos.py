@@ -17,6 +17,7 @@ from tests.kit.etcd import need_etcd, running_etcd
 SEED = 5371  # its first twenty seconds have kills of each role, a freeze, and cut links
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_twenty_seconds(tmp_path: Path) -> None:
     report = await run(tmp_path, seed=SEED, seconds=20)

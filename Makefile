@@ -8,10 +8,12 @@ PIP_ARGS ?=
 DEV_ARGS ?=
 CHAOS_ARGS ?=
 SOAK_ARGS ?=
+ROOT ?=
+INSTALL_ARGS ?=
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install dev test test-slow chaos soak conformance mutants lint clean train
+.PHONY: install install-host docs dev test test-slow chaos soak conformance mutants lint clean train
 
 install: .venv/installed
 
@@ -25,6 +27,10 @@ install: .venv/installed
 .venv/clients: .venv/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) -e '.[clients]'
 	touch $@
+
+# On this host, or below ROOT; packaging/install.sh --help has INSTALL_ARGS.
+install-host:
+	packaging/install.sh $(if $(ROOT),--root $(ROOT)) $(INSTALL_ARGS)
 
 dev: install
 	$(BIN)/sdcpd dev $(DEV_ARGS)

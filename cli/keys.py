@@ -21,7 +21,8 @@ file_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     default=FILE,
     show_default=True,
-    help="the file that [api] keys_file names; a running router reads it again by itself",
+    help="the file that [api] keys_file names, which a running router reads again by itself;"
+    " the unit passes the default one as a credential, which it reads when it starts",
 )
 
 
@@ -62,7 +63,7 @@ def list_(path: Path, output: str) -> None:
 @click.argument("name")
 @file_option
 def revoke(name: str, path: Path) -> None:
-    """Take a key away; who has it gets 401 from now on."""
+    """Take a key away; who has it gets 401 once the router has read the file again."""
     entries = _read(path)
     kept = [entry for entry in entries if entry[0] != name]
     if len(kept) == len(entries):

@@ -2,7 +2,8 @@
 
 Later ones win, key by key: FILE, then the files `conf.d/*.toml` beside it in the order of their
 names, then variables such as SDCPD__VERIFIER__MAX_SESSIONS=16, then --set verifier.max_sessions=16.
-Entries of [[peers]] add up over the files.
+Entries of [[peers]] add up over the files.  Where all of them leave [api] keys_file empty, the
+credential api-keys that systemd has passed is taken (LoadCredential= of the unit), unless empty.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sdcpd.config_problems import find_line, toml_problem
 PREFIX = "SDCPD__"
 DIRECTORY = "conf.d"
 ADDED_UP = "peers"
+CREDENTIAL = "api-keys"
 
 Path_ = tuple[str, ...]
 
@@ -117,7 +119,7 @@ def read_sources(
             problems += e.problems
     if problems:
         raise SourceError(problems)
-    return Sources(layers)
+    return Sources([*layers, *_credential(environ or {}, Sources(layers).raw.get("api"))])
 
 
 def text_sources(text: str, *, name: str) -> Sources:
@@ -147,6 +149,21 @@ def _environment(environ: Mapping[str, str]) -> Iterator[Layer]:
         if name.startswith(PREFIX):
             path = tuple(part.lower() for part in name.removeprefix(PREFIX).split("__"))
             yield Layer(f"environment {name}", _nested(path, _value(environ[name])))
+
+
+def _credential(environ: Mapping[str, str], api: object) -> Iterator[Layer]:
+    """The API keys of $CREDENTIALS_DIRECTORY; an empty file stands for none, so that it may lie
+    there on every host."""
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    if not directory or not isinstance(api, dict) or api.get("keys_file"):
+        return
+    path = Path(directory) / CREDENTIAL
+    try:
+        filled = path.stat().st_size > 0
+    except OSError:
+        return
+    if filled:
+        yield Layer(f"credential {CREDENTIAL}", _nested(("api", "keys_file"), str(path)))
 
 
 def _setting(text: str) -> Layer:

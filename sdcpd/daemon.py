@@ -125,11 +125,13 @@ class Daemon:
             name="certificates",
         )
         self._ready = True
-        service.notify("READY=1")
+        labels = ", ".join(i.label for i in self._instances)
+        service.notify(f"STATUS=serving as {labels}\nREADY=1")
         self._parts.tasks.spawn(service.keep_watch(self._parts.healths.values()), name="watch")
-        log.info("ready: %s", ", ".join(i.label for i in self._instances))
+        log.info("ready: %s", labels)
 
     async def _start(self, instance: Instance, objects: Tier) -> None:
+        service.notify_starting(f"starting {instance.label}")
         self._parts.health(instance).watch("cache", Level.DEGRADED, self._stores.cache_check)
         try:
             match instance.role:

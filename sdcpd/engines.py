@@ -103,5 +103,5 @@ def _engine_loader() -> Any:
 
 
 def _progress(text: str) -> None:
-    service.notify(f"STATUS={text}")
+    service.notify_starting(text)
     log.info("%s", text)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from sdcpd.roles.health import Health
 
 log = logging.getLogger("sdcpd")
+PROGRESS_S = 600  # more than the longest step of a start that tells nothing, which is compiling
 NOTIFY_S = 0.5  # for systemd to read; whoever waits longer holds up every session
 LOOK_S = 1.0  # how often instances are looked at where no watchdog asks for more
 
@@ -39,6 +40,15 @@ def notify_reloading() -> None:
     """
     now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     notify(f"RELOADING=1\nMONOTONIC_USEC={now_us}")
+
+
+def notify_starting(text: str) -> None:
+    """Tell systemd what a start is doing, and that it may go on for `PROGRESS_S` from now.
+
+    A large model on a slow disk thus may take longer than TimeoutStartSec=; a start that hangs
+    tells nothing and is ended.  Before that time has passed the message shortens nothing.
+    """
+    notify(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={PROGRESS_S * 1_000_000}")
 
 
 def watchdog_s() -> float | None:

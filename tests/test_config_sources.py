@@ -150,3 +150,55 @@ def test_what_is_written_is_what_was_read() -> None:
     """Every kind of value can be shown as a file would have it."""
     config = parse_config(WHOLE, name="example")
     assert Config.model_validate(config.model_dump(mode="json")) == config
+
+
+ROUTER = """\
+[router]
+base_uri = "https://127.0.0.1:7442/"
+model = "/srv/target"
+"""
+OPEN = '[api]\nlisten = "0.0.0.0:8000"\n'
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> Path:
+    """What systemd's $CREDENTIALS_DIRECTORY is, with an API key in it."""
+    made = tmp_path / "credentials"
+    made.mkdir()
+    (made / "api-keys").write_text(f"ann:sha256:{'00' * 32}\n")
+    return made
+
+
+@pytest.mark.parametrize("written", ["", 'keys_file = ""\n'])
+def test_keys_that_systemd_passes_are_taken(path: Path, credentials: Path, written: str) -> None:
+    """They make a listener that others reach allowed, as a file that is named would."""
+    path.write_text(f"{ROUTER}{OPEN}{written}")
+    environ = {"CREDENTIALS_DIRECTORY": str(credentials)}
+    config = load_config(path, environ=environ)
+    assert config.api is not None and config.api.keys_file == credentials / "api-keys"
+    origin = read_sources(path, environ=environ).origin(("api", "keys_file"))
+    assert origin == "credential api-keys"
+
+
+def test_a_file_that_is_named_goes_before_what_systemd_passes(
+    path: Path, credentials: Path
+) -> None:
+    path.write_text(f'{ROUTER}{OPEN}keys_file = "/srv/keys"\n')
+    environ = {"CREDENTIALS_DIRECTORY": str(credentials)}
+    config = load_config(path, environ=environ)
+    assert config.api is not None and config.api.keys_file == Path("/srv/keys")
+
+
+def test_no_keys_are_taken_from_an_empty_credential(path: Path, credentials: Path) -> None:
+    """It lies there from the installation on, and stands for none: the listener is still refused."""
+    (credentials / "api-keys").write_text("")
+    path.write_text(f"{ROUTER}{OPEN}")
+    environ = {"CREDENTIALS_DIRECTORY": str(credentials)}
+    assert "no key is asked for" in problems(path, environ=environ)[0]
+    (credentials / "api-keys").unlink()
+    assert "no key is asked for" in problems(path, environ=environ)[0]
+
+
+def test_a_credential_opens_no_api(path: Path, credentials: Path) -> None:
+    environ = {"CREDENTIALS_DIRECTORY": str(credentials)}
+    assert load_config(path, environ=environ).api is None

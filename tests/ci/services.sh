@@ -5,6 +5,10 @@ set -euo pipefail
 missing=()
 command -v etcd >/dev/null || missing+=(etcd-server)
 command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
+# Its tools alone are used (systemd-analyze, systemd-sysusers, systemd-tmpfiles); nothing is started.
+for tool in systemd-analyze systemd-sysusers systemd-tmpfiles; do
+    command -v "$tool" >/dev/null || { missing+=(systemd) && break; }
+done
 [ ${#missing[@]} = 0 ] && exit 0
 if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
     echo "not installed; on Debian: apt-get install ${missing[*]}" >&2

@@ -75,6 +75,20 @@ def test_status_as_a_table_through_the_environment(site: Site) -> None:
         assert own.stdout.lower().startswith(instance.replace("-", " ")[:-1])
 
 
+def test_a_start_tells_systemd_what_it_does(site: Site) -> None:
+    """And that it may go on, each time that it has got on: a large model takes longer."""
+    told = site.running["verifier-v0"].notified
+    ready = told.index("READY=1")
+    assert told[0] == "STATUS=starting verifier v0"
+    assert told[ready - 1] == "STATUS=serving as verifier v0"
+    steps = [line.removeprefix("STATUS=") for line in told[: ready - 1] if "STATUS=" in line]
+    assert any(step.startswith("weights ") for step in steps)
+    assert any(step.startswith("self-check ") for step in steps)
+    for at, line in enumerate(told[: ready - 1]):
+        if line.startswith("STATUS="):
+            assert told[at + 1] == "EXTEND_TIMEOUT_USEC=600000000"
+
+
 def test_a_text_comes_back(site: Site) -> None:
     """R-5.1-2: over HTTP/2, and over HTTP/3 alone; certificates on both sides."""
     answer = complete(site.ports["api"], PROMPT)

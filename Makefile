@@ -32,6 +32,10 @@ install: .venv/installed
 install-host:
 	packaging/install.sh $(if $(ROOT),--root $(ROOT)) $(INSTALL_ARGS)
 
+# The pages that are made from the program: docs/configuration.md and docs/commands.md.
+docs: install
+	$(BIN)/python -m tests.kit.references
+
 dev: install
 	$(BIN)/sdcpd dev $(DEV_ARGS)
 

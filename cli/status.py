@@ -14,6 +14,7 @@ from cli.text import duration, echo, table
 STATE_COLOURS = {
     "ready": "green",
     "loading": "yellow",
+    "draining": "yellow",
     "expired": "red",
     "stuck": "red",
     "gone": "bright_black",
@@ -64,7 +65,7 @@ def _order(instance: dict[str, Any]) -> tuple[bool, bool, str]:
 
 
 def _row(instance: dict[str, Any]) -> tuple[str, ...]:
-    here = instance["state"] in ("ready", "loading")
+    here = instance["state"] in ("ready", "loading", "draining")
     accept = instance["accept"]
     return (
         instance["instance"],

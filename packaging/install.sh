@@ -121,6 +121,10 @@ make_venv() {
     fi
     "$PYTHON" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
         die "$PYTHON is older than 3.11 or has no venv; on Debian: apt-get install python3-venv"
+    # The units see no home, and an environment borrows its interpreter's library.
+    case $("$PYTHON" -c 'import sys; print(sys.base_prefix)') in
+    /root/* | /home/*) [ -n "$ROOT" ] || die "$PYTHON lies in a home, which the units cannot see; give another PYTHON" ;;
+    esac
     folder "$(dirname -- "$PREFIX")"
     remember
     record "v $PREFIX"

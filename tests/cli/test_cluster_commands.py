@@ -113,6 +113,8 @@ async def test_a_drained_drafters_sessions_get_another(tmp_path: Path) -> None:
         assert done.code == 0, done.err
         assert "sessions left there: 0" in done.out
         assert (await c.states())[name] == "draining"
+        table = await c("status")
+        assert table.code == 0 and "draining" in table.out, table.err
         assert await text == c.text()
         assert routed.machine.drafter != first or routed.machine.closed
         c.cluster.drafters[D1 if first == D0 else D0]

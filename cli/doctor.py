@@ -91,7 +91,9 @@ def _findings(
     for instance in instances:
         answer = _status(config, instance)
         yield from port_findings(config, instance, running=not isinstance(answer, str))
-        yield from instance_findings(instance.label, answer)
+        socket = config.admin.socket
+        started = not socket or instance.fill(socket).exists()
+        yield from instance_findings(instance.label, answer, started=started)
         yield from path_findings(config, instance)
         if instance.role == "router" and not isinstance(answer, str):
             yield from _cluster_of(answer)

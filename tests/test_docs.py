@@ -133,6 +133,8 @@ def test_the_quick_start_of_three_hosts(tmp_path: Path) -> None:
             looked = sdcpctl("doctor", "-c", config, "--role", role)
             assert "FAIL" not in re.sub(r"(?m)^cluster .*$", "", looked.stdout), looked.stdout
             running.append(Sdcpd(config.parent, role, config=config))
+            if role == "router":  # what doctor looks at from the others
+                running[0].wait_notified("READY=1")
         for process in running:
             process.wait_notified("READY=1")
         socket = tmp_path / "router" / "admin.sock"

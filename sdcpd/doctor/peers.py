@@ -42,10 +42,15 @@ def path_findings(config: Config, instance: Instance) -> Iterator[Finding]:
     )
 
 
-def instance_findings(label: str, answer: dict[str, Any] | str) -> Iterator[Finding]:
-    """What an instance says of itself at its admin socket, or why it says nothing."""
+def instance_findings(
+    label: str, answer: dict[str, Any] | str, *, started: bool = True
+) -> Iterator[Finding]:
+    """What an instance says of itself at its admin socket, or why it says nothing.
+
+    One that was never `started` has no socket, which is no fault of a host that is looked at first.
+    """
     if isinstance(answer, str):
-        yield Finding("running", FAIL, f"{label}: {answer}")
+        yield Finding("running", FAIL if started else WARN, f"{label}: {answer}")
         return
     for reason in answer.get("reasons", ()):
         yield Finding("running", FAIL, f"{label} is not ready: {reason}")

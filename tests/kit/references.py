@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -205,11 +206,12 @@ def _command(path: str, command: click.Command, parent: click.Context | None) ->
 PAGES = {"configuration.md": configuration, "commands.md": commands}
 
 
-def write() -> None:
+def write(folder: Path) -> None:
     """Write both pages."""
     for name, made in PAGES.items():
-        (ROOT / "docs" / name).write_text(made(), "utf-8")
+        (folder / name).write_text(made(), "utf-8")
 
 
 if __name__ == "__main__":
-    write()
+    # In a process of its own: click keeps a command's help as it was first asked for.
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs")

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.bench import front_end_memory
 from tests.bench.front_end_memory import Memory
@@ -36,8 +37,8 @@ PARTS = (1, 4)
 def load(clients: int, seconds: float, *, warm_up_s: float = 0.0) -> dict[str, Any]:
     """Stream from a real cluster, whose caches are small enough to be full after the warm-up."""
     words = ["--streams", str(clients), "--seconds", str(warm_up_s + seconds)]
-    os.environ["SDCPD__MLC__TIERS"] = SMALL_TIERS
     with (
+        patch.dict(os.environ, {"SDCPD__MLC__TIERS": SMALL_TIERS}),
         tempfile.TemporaryDirectory() as scratch,
         dev(Path(scratch) / "state") as running,
         Memory(running, warm_up=warm_up_s / (warm_up_s + seconds)) as memory,

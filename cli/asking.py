@@ -82,3 +82,11 @@ def metrics_of(endpoint: Path | None) -> str:
         raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
     except AdminRefused as e:
         raise CtlError(f"{socket} refused: {e}") from e
+
+
+def ask_router(endpoint: Path | None) -> dict[str, Any]:
+    """What a router says of its cluster; raises CtlError for another role's socket."""
+    answer = ask_instance(endpoint, "GET", "/status")
+    if answer["role"] != "router":
+        raise CtlError(f"that is the {answer['role']} {answer['name']}; name a router's --endpoint")
+    return answer

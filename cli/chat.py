@@ -84,15 +84,28 @@ def _stream(api: str, key: str | None, body: dict[str, Any]) -> Iterator[dict[st
     wanted = {k: v for k, v in body.items() if v is not None}
     with _asked(api, key, wanted | {"stream": True, "stream_options": options}) as response:
         for line in response:
-            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-                continue
-            chunk = json.loads(line.removeprefix(b"data: "))
-            if "error" in chunk:
-                raise CtlError(f"\n{chunk['error']['message']}")
-            yield chunk
+            if line.startswith(b"data: [DONE]"):
+                return
+            if line.startswith(b"data: "):
+                yield _chunk(line.removeprefix(b"data: "))
+    raise CtlError("\nthe answer broke off: the router has gone, or something between")
+
+
+def _chunk(octets: bytes) -> dict[str, Any]:
+    try:
+        chunk: dict[str, Any] = json.loads(octets)
+        error = chunk.get("error")
+        if error is None and not isinstance(chunk["choices"], list):
+            raise ValueError("no choices")
+    except (ValueError, KeyError, AttributeError) as e:
+        raise CtlError("\nwhat answers is no OpenAI-compatible API") from e
+    if error is not None:
+        raise CtlError(f"\n{error['message']}")
+    return chunk
 
 
 def _asked(api: str, key: str | None, body: dict[str, Any]) -> HTTPResponse:
+    from http.client import HTTPException
     from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen
 
@@ -108,6 +121,10 @@ def _asked(api: str, key: str | None, body: dict[str, Any]) -> HTTPResponse:
     except HTTPError as e:
         status = EXIT_REFUSED if e.code in (401, 403) else 1
         raise CtlError(_message(e.read()) or f"{url}: status {e.code}", status=status) from e
+    except (HTTPException, ValueError) as e:  # also a key that no field can hold
+        raise CtlError(
+            f"{api} can't be asked: is it the base URL of an API, and the key one?"
+        ) from e
     except (URLError, OSError) as e:
         why = getattr(e, "reason", e)
         raise CtlError(

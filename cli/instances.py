@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.asking import ask_instance, endpoint_option
+from cli.asking import ask_instance, ask_router, endpoint_option
 from cli.errors import EXIT_NOT_FOUND, CtlError
 from cli.output import output_option, show_list, show_one
 from cli.text import echo
@@ -36,7 +36,7 @@ def instances() -> None:
 @output_option
 def list_(endpoint: Path | None, output: str) -> None:
     """List the verifiers and drafters that the router knows."""
-    found = ask_instance(endpoint, "GET", "/status")["instances"]
+    found = ask_router(endpoint)["instances"]
     show_list(found, COLUMNS, name="instances", output=output, wide=WIDE, none="no instance yet")
 
 
@@ -46,7 +46,7 @@ def list_(endpoint: Path | None, output: str) -> None:
 @output_option
 def show(name: str, endpoint: Path | None, output: str) -> None:
     """Show one instance, by its name or the beginning of it."""
-    found = ask_instance(endpoint, "GET", "/status")["instances"]
+    found = ask_router(endpoint)["instances"]
     mine = [one for one in found if name in (one["instance"], one["instance"].split(".")[0])]
     if not mine:
         known = ", ".join(one["instance"] for one in found) or "none"

@@ -36,8 +36,12 @@ def keys() -> None:
 @file_option
 def add(name: str, path: Path) -> None:
     """Make a key for NAME and print it, once: nobody can read it again."""
-    if ":" in name or not name.strip() or not name.isprintable() or name.startswith("#"):
-        raise click.UsageError(f'a name has no colon and does not begin with "#": {name!r}')
+    if ":" in name or not name or name != name.strip() or name.startswith("#"):
+        raise click.UsageError(
+            f'a name has no colon, no space around it and no "#" first: {name!r}'
+        )
+    if not name.isprintable():
+        raise click.UsageError(f"a name is on one line: {name!r}")
     entries = _read(path, missing_ok=True)
     if any(known == name for known, _ in entries):
         raise CtlError(f"{path} has a key of {name}; revoke it first: sdcpctl keys revoke {name}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cli.asking import OfSession, ask_instance, endpoint_option, follow_instance
+from cli.asking import OfSession, ask_instance, ask_router, endpoint_option, follow_instance
 from cli.errors import CtlError
 from cli.output import output_option, show_list, show_one
 from cli.text import echo
@@ -36,7 +36,7 @@ def sessions() -> None:
 @output_option
 def list_(state: str | None, endpoint: Path | None, output: str) -> None:
     """List the open sessions."""
-    found = ask_instance(endpoint, "GET", "/status")["sessions"]
+    found = ask_router(endpoint)["sessions"]
     chosen = [one for one in found if state in (None, one["phase"])]
     show_list(chosen, COLUMNS, name="sessions", output=output, none="no open session")
 

@@ -80,7 +80,11 @@ class Reloads:
                 log.error("configuration not reloaded, the old one stays in use: %s", problem)
             return self.last
         differing = differences(self.running, new)
-        changed = tuple(key for key in differing if key in RELOADABLE)
+        changed = tuple(
+            key
+            for key in differing
+            if key in RELOADABLE and _has(self.running, key) and _has(new, key)
+        )
         self.last = Report((), changed, tuple(key for key in differing if key not in changed))
         if changed:
             self.running = _with(self.running, new, changed)
@@ -111,6 +115,11 @@ def flat(config: Config) -> dict[str, Any]:
 
     add("", config.model_dump(mode="json"))
     return found
+
+
+def _has(config: Config, key: str) -> bool:
+    """Whether the section of a key is there; one that comes or goes needs a restart."""
+    return getattr(config, key.partition(".")[0]) is not None
 
 
 def _with(old: Config, new: Config, keys: tuple[str, ...]) -> Config:

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from sdcpd.protocol.logprobs import ALTERNATIVES_MAX
 from sdcpd.protocol.messages import Sampling
 from sdcpd.roles.api_errors import ApiError, invalid
-from sdcpd.roles.api_messages import Body, ChatMessages, Message, Section
+from sdcpd.roles.api_messages import Body, ChatMessages, Messages, Section
 from sdcpd.roles.api_unserved import HARMLESS, refuse_unserved
 
 log = logging.getLogger("sdcpd.api")
@@ -48,6 +48,8 @@ def _prompts(value: object) -> object:
         return None
     one = isinstance(value, str) or (isinstance(value, list) and _are_tokens(value))
     prompts = [value] if one else value
+    if isinstance(prompts, list) and len(prompts) > TEXTS_MAX:
+        raise ValueError(f"{len(prompts)} texts in a request; there may be {TEXTS_MAX}")
     if not isinstance(prompts, list) or not all(
         isinstance(prompt, str) or (isinstance(prompt, list) and _are_tokens(prompt))
         for prompt in prompts
@@ -169,7 +171,7 @@ class CompletionBody(TextBody):
 class ChatBody(TextBody, ChatMessages):
     """`POST /v1/chat/completions`"""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     logprobs: bool | None = None
     top_logprobs: _Alternatives | None = None
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from sdcpd.roles.api_errors import invalid
 
+MESSAGES_MAX = 4096
 ROLES = ("system", "developer", "user", "assistant")
 
 
@@ -49,10 +50,14 @@ class Body(Section):
         """Raise ApiError 400 for parameters that contradict each other."""
 
 
+# Whoever sends a million that are wrong is told of the first, and nobody waits meanwhile.
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True)]
+
+
 class ChatMessages(Body):
     """What has the messages of a chat."""
 
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
 
     def for_template(self) -> list[dict[str, str]]:
         """Messages as templates know them: all system messages are one, and the first."""

@@ -12,6 +12,8 @@ from sdcpd.roles.api_errors import invalid
 from sdcpd.roles.api_messages import Body, ChatMessages
 from sdcpd.roles.api_texts import chat_tokens, encode, run_beside
 
+CHARACTERS_MAX = 1 << 20  # others' prompts wait for the tokens of it
+
 
 class TokenizeBody(ChatMessages):
     """`POST /tokenize`: of a text or of a chat."""
@@ -24,12 +26,14 @@ class TokenizeBody(ChatMessages):
         """See Body."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid("send either prompt or messages", "prompt")
+        if self.prompt is not None and len(self.prompt) > CHARACTERS_MAX:
+            raise invalid(f"prompt: at most {CHARACTERS_MAX} characters at once", "prompt")
 
 
 class DetokenizeBody(Body):
     """`POST /detokenize`"""
 
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
 
 async def tokenize(body: TokenizeBody, text: TextModel) -> dict[str, Any]:

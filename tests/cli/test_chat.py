@@ -64,3 +64,40 @@ async def test_what_goes_wrong_is_a_sentence() -> None:
         assert code == 3
         assert "nobody answers" in err
         assert (await chat(api, "--once", "x", "--api", "file:///etc/passwd"))[0] == 2
+
+
+async def test_an_answer_that_breaks_off_is_none() -> None:
+    """Also where what answers is no API, or the address none."""
+    chunk = b'data: {"choices": [{"delta": {"content": "The"}}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    for octets, said in (
+        (head + chunk, "broke off"),
+        (head + b"data: hello\n\n", "no OpenAI-compatible API"),
+        (head + b"data: {}\n\n", "no OpenAI-compatible API"),
+        (b"hello\r\n", "can't be asked"),
+    ):
+
+        async def answer(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, octets: bytes = octets
+        ) -> None:
+            await reader.readuntil(b"}}")
+            writer.write(octets)
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server:
+            code, _, err = await chat(_At(port), "--once", "x")  # type: ignore[arg-type]
+        assert code == 1, octets
+        assert said in err
+    async with served(Scripted()) as api:
+        for more in (("--api", "http://127.0.0.1:abc/v1"), ("--key", "ключ"), ("--key", "a\nb")):
+            code, _, err = await chat(api, "--once", "x", *more)
+            assert code == 1
+            assert "can't be asked" in err
+
+
+class _At:
+    def __init__(self, port: int) -> None:
+        self.port = port

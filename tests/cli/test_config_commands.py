@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from cli.__main__ import main
 from sdcpd.config import Config, parse_config
-from sdcpd.reload import RELOADABLE, differences, flat
+from sdcpd.reload import RELOADABLE, Reloads, differences, flat
 from tests.kit.by_hand import Sdcpd
 from tests.kit.by_hand_site import make_site
 from tests.test_config_sources import FILE
@@ -78,6 +78,17 @@ def test_differences() -> None:
     new = parse_config(FILE.replace('"50/s"', '"60/s"').replace('"n0"', '"n1"'), name="new")
     assert differences(old, new) == ["node.name", "verifier.round_rate"]
     assert differences(old, parse_config(FILE.replace('"50/s"', '"3000/min"'), name="same")) == []
+
+
+def test_sections_that_come_or_go_need_a_restart() -> None:
+    whole = parse_config(WHOLE, name="whole")
+    less = parse_config(FILE, name="less")
+    for running, new in ((whole, less), (less, whole)):
+        reloads = Reloads(running, lambda new=new: new)  # type: ignore[misc]
+        report = reloads.reload()
+        assert not report.problems
+        assert "api.cors_origins" in report.needs_restart
+        assert all(key.split(".")[0] in ("verifier", "log") for key in report.changed)
 
 
 def test_a_running_instance_reloads(tmp_path: Path) -> None:

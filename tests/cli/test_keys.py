@@ -41,7 +41,7 @@ def test_a_key_is_made_used_and_revoked(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["api-keys"]
 
 
-@pytest.mark.parametrize("name", ["a:b", "", " ", "#x", "a\nb"])
+@pytest.mark.parametrize("name", ["a:b", "", " ", "#x", " #x", " a", "a ", "a\nb"])
 def test_names_that_the_file_could_not_hold(file: Path, name: str) -> None:
     assert keys(file, "add", name).exit_code == 2
     assert not file.exists()

@@ -13,10 +13,13 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from sdcpd.protocol.messages import Sampling
 from sdcpd.roles.api_access import KeysError
 from sdcpd.roles.api_bodies import ChatBody, CompletionBody, read_body
+from sdcpd.roles.api_errors import ApiError
+from sdcpd.roles.api_tokenize import DetokenizeBody, TokenizeBody
 from sdcpd.roles.frontend import FrontEnd
 from sdcpd.roles.generation import GenerationError, GenerationRequest, GenerationStats
 from sdcpd.transport.http import Request, Response
@@ -700,3 +703,26 @@ def test_any_text_is_a_value_or_an_error(text: str, name: str) -> None:
         return
     body = read_body(CompletionBody, json.dumps({name: text}).encode())
     assert getattr(body, name, None) in (None, text, [text])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": [1] * 100_000}, "messages[0]"),
+        (CHAT, {"messages": USER * 4097}, "messages"),
+        ("/tokenize", {"messages": [None] * 100_000}, "messages[0]"),
+        ("/tokenize", {"prompt": "x" * ((1 << 20) + 1)}, "prompt"),
+        ("/detokenize", {"tokens": ["a"] * 100_000}, "tokens[0]"),
+        (COMPLETIONS, {"prompt": [[3]] * 100_000}, "prompt"),
+    ],
+)
+async def test_of_many_faults_the_first_is_told(
+    path: str, body: dict[str, Any], param: str
+) -> None:
+    """An error for each of a million elements would hold everybody up."""
+    kinds = {CHAT: ChatBody, COMPLETIONS: CompletionBody, "/tokenize": TokenizeBody}
+    with pytest.raises(ApiError) as e:
+        read_body(kinds.get(path, DetokenizeBody), json.dumps(body).encode())
+    assert e.value.param == param
+    cause = e.value.__cause__
+    assert not isinstance(cause, ValidationError) or cause.error_count() == 1

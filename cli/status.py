@@ -55,6 +55,11 @@ def _router(answer: dict[str, Any]) -> list[str]:
         lines += table([HEADER, *rows], right=RIGHT)
     lines.append(_sessions(answer))
     lines += _troubles("", answer)
+    lines += [
+        f"{_red('!')} {one}, a verifier that [router] verifiers names, has never reported.  Look at"
+        " its log, there: journalctl -u 'sdcpd@verifier*' -n 50"
+        for one in answer.get("missing_verifiers", ())
+    ]
     return lines + [
         _remark(one) for one in answer["instances"] if one["state"] in ("expired", "stuck")
     ]

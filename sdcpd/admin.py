@@ -61,6 +61,7 @@ class RouterAdmin(JsonResources):
             **self.readiness(),
             "reason": self._router.readiness().reason,
             "instances": instances_in_full(self._router.board),
+            "missing_verifiers": self._router.missing_verifiers,
             "sessions": [
                 {
                     "session": session.label,

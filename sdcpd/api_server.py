@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from typing import TYPE_CHECKING
 
 from sdcpd import settings
 from sdcpd.config import Config
 from sdcpd.engine.tokenizer import TextModel
-from sdcpd.parts import Parts, StartError, reason
+from sdcpd.parts import Instance, Parts, StartError, reason
 from sdcpd.reload import Reloads
 from sdcpd.transport.http1 import Http1Server
+from sdcpd.transport.https import HttpsIdentity
+from sdcpd.transport.identity_files import IdentityError
 
 if TYPE_CHECKING:
     from sdcpd.roles.api_counts import ApiCounts
@@ -24,11 +27,33 @@ def api_uri(config: Config) -> str | None:
     if config.api is None:
         return None
     host, port = config.api.listen
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    scheme = "https" if config.api.tls.cert else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def https_identity(config: Config, instance: Instance) -> HttpsIdentity | None:
+    """What `[api.tls]` names; None for plain HTTP. Raises IdentityError."""
+    tls = config.api.tls if config.api else None
+    if tls is None or not tls.cert:
+        return None
+    return HttpsIdentity(cert=instance.fill(tls.cert), key=instance.fill(tls.key))
+
+
+def _tls(parts: Parts, instance: Instance) -> ssl.SSLContext | None:
+    """The context of the listener, which is kept up to date; raises StartError."""
+    try:
+        identity = https_identity(parts.config, instance)
+    except IdentityError as e:
+        raise StartError(f"[api.tls]: {e}", status=78) from e
+    if identity is None:
+        return None
+    parts.certificates.add(identity)
+    parts.api_certificate = identity
+    return identity.context
 
 
 async def start_api(
-    parts: Parts, reloads: Reloads, router: Router, text: TextModel
+    parts: Parts, reloads: Reloads, router: Router, text: TextModel, instance: Instance
 ) -> ApiCounts | None:
     """Serve clients if `[api]` is there; returns what is counted of them. Raises StartError."""
     section = parts.config.api
@@ -53,6 +78,7 @@ async def start_api(
         port=port,
         refuse=front_end.refuse,
         body_bytes_max=section.body_max,
+        tls=_tls(parts, instance),
     )
     try:
         await server.start()

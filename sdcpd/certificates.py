@@ -6,6 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from datetime import datetime
+from typing import Protocol
 
 from sdcpd.transport.identity_files import IdentityError
 from sdcpd.transport.tls import TlsIdentity
@@ -24,13 +26,10 @@ def warning_every_s(left_s: float, *, warn_before_s: float) -> float | None:
     return 86400.0 if left_s < warn_before_s else None
 
 
-def _expiry(identity: TlsIdentity, left_s: float) -> str:
+def _expiry(identity: Renewable, left_s: float) -> str:
     when = f"{identity.not_after:%Y-%m-%d %H:%MZ}"
     what = f"expires {when}, in {duration_text(left_s)}" if left_s > 0 else f"expired {when}"
-    return (
-        f"certificate of {', '.join(identity.uris)} {what}; run: sdcpctl certs renew, and copy what"
-        " it makes here"
-    )
+    return f"certificate of {', '.join(identity.uris)} {what}; {identity.renewal}"
 
 
 def expiries(identity: TlsIdentity) -> dict[str, float]:
@@ -48,6 +47,38 @@ def expiries(identity: TlsIdentity) -> dict[str, float]:
     return found
 
 
+class Renewable(Protocol):
+    """A certificate with its key, whose files may change."""
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """Its names, for messages."""
+        ...
+
+    @property
+    def not_after(self) -> datetime:
+        """When it expires (UTC)."""
+        ...
+
+    @property
+    def renewal(self) -> str:
+        """What to do before that."""
+        ...
+
+    @property
+    def loaded_stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """The stamp of the files when they were read last, successfully or not."""
+        ...
+
+    def stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """What tells one state of the files from another."""
+        ...
+
+    def reload(self) -> None:
+        """Read the files again; raises IdentityError and keeps the old."""
+        ...
+
+
 class Certificates:
     """The identities of this process, and who must know when one of them is new.
 
@@ -56,13 +87,13 @@ class Certificates:
     """
 
     def __init__(self) -> None:
-        self._renewals: dict[TlsIdentity, list[Callable[[], None]]] = {}
+        self._renewals: dict[Renewable, list[Callable[[], None]]] = {}
 
-    def add(self, identity: TlsIdentity) -> None:
+    def add(self, identity: Renewable) -> None:
         """Keep an identity up to date."""
         self._renewals[identity] = []
 
-    def on_renewal(self, identity: TlsIdentity, renew: Callable[[], None]) -> None:
+    def on_renewal(self, identity: Renewable, renew: Callable[[], None]) -> None:
         """Call `renew` after the identity was read again."""
         self._renewals[identity].append(renew)
 
@@ -76,7 +107,7 @@ class Certificates:
         await asyncio.gather(self._watch_files(every_s), self._watch_dates(warn_before_s))
 
     async def _watch_dates(self, warn_before_s: float) -> None:
-        told: dict[TlsIdentity, float] = {}
+        told: dict[Renewable, float] = {}
         while True:
             for identity in self._renewals:
                 now = time.time()
@@ -101,7 +132,7 @@ class Certificates:
                     self._reload(identity)
                 seen[identity] = stamp
 
-    def _reload(self, identity: TlsIdentity) -> None:
+    def _reload(self, identity: Renewable) -> None:
         try:
             identity.reload()
         except IdentityError as e:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sdcpd import settings
+from sdcpd.api_server import https_identity
 from sdcpd.config import Config
 from sdcpd.config_places import place_problems
 from sdcpd.engine.api import ModelError
@@ -26,9 +27,19 @@ def problems_of(config: Config, instances: list[Instance]) -> list[str]:
             parts.check_base_uri(instance, identity)
         except (IdentityError, StartError) as e:
             found.append(f"{instance.label}: {str(e).removeprefix(f'{instance.label}: ')}")
+        if instance.role == "router":
+            found += _api_problems(config, instance)
         problems = model_problems(config, instance.role) + _log_problems(config, instance)
         found += [f"{instance.label}: {text}" for text in problems]
     return found
+
+
+def _api_problems(config: Config, instance: Instance) -> list[str]:
+    try:
+        https_identity(config, instance)
+    except IdentityError as e:
+        return [f"[api.tls]: {e}"]
+    return []
 
 
 def model_problems(config: Config, role: str) -> list[str]:

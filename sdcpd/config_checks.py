@@ -10,7 +10,8 @@ from sdcpd.config_places import path_problems
 from sdcpd.config_tiers import tier_problems
 
 if TYPE_CHECKING:
-    from sdcpd.config import Config, MlcSection
+    from sdcpd.config import Config
+    from sdcpd.config_sections import MlcSection
 
 
 def cross_problems(config: Config, where: Callable[[tuple[str, ...]], str]) -> list[str]:
@@ -50,13 +51,31 @@ def cross_problems(config: Config, where: Callable[[tuple[str, ...]], str]) -> l
     tiers = [*tier_problems(config.mlc.tiers), *between]
     problems += [f"{at('mlc', 'tiers')}: {text}" for text in tiers]
     problems += [f"{at('mlc', *key)}: {text}" for key, text in _etcd_problems(config.mlc)]
+    problems += [f"{at(*key)}: {text}" for key, text in _peer_problems(config)]
     api = config.api
+    for key, other in (("cert", "key"), ("key", "cert")):
+        if api and getattr(api.tls, key) and not getattr(api.tls, other):
+            problems.append(
+                f"{at('api', 'tls', key)}: api.tls.{other} is missing; HTTPS needs both cert and"
+                " key, and without either the API speaks plain HTTP"
+            )
     if api and not api.allow_anonymous and api.keys_file is None and not _loopback(api.listen[0]):
         problems.append(
             f"{at('api', 'listen')}: api.listen is open to the network and no key is asked for; "
             "set api.keys_file, or api.allow_anonymous = true if that is wanted"
         )
     return problems
+
+
+def _peer_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong between the keys of one of `[[peers]]`: its path, and what to write instead."""
+    for number, peer in enumerate(config.peers):
+        if peer.scopes is not None and peer.base_uri is None:
+            yield (
+                ("peers", str(number), "scopes"),
+                "peers.scopes is of no use without peers.base_uri, whose cache is meant; set that"
+                " as well",
+            )
 
 
 def _etcd_problems(mlc: MlcSection) -> Iterator[tuple[tuple[str, ...], str]]:

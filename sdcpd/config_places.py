@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from sdcpd.protocol.uris import base_uri_equal
 
 if TYPE_CHECKING:
-    from sdcpd.config import Config, MlcSection
+    from sdcpd.config import Config
+    from sdcpd.config_sections import MlcSection
     from sdcpd.parts import Instance
 
 

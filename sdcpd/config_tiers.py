@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tiers.sizes import LMDB_BYTES_MAX, SIZE_BYTES_MIN
 
 if TYPE_CHECKING:
-    from sdcpd.config import TierSection
+    from sdcpd.config_sections import TierSection
 
 _KEY_FILES = ("access_key_id_file", "secret_access_key_file")
 _OF_S3 = ("bucket", "prefix", "endpoint", "region", *_KEY_FILES)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
 
 from sdcpd.protocol.messages import Action
-from sdcpd.protocol.uris import normalize_base_uri
+from sdcpd.protocol.uris import normalize_base_uri, parse_session_id, session_path_id
 from sdcpd.units import (
     duration_or_never_s,
     duration_s,
@@ -29,7 +29,7 @@ _URI = {"type": "string", "pattern": "^https://"}
 _STANDS_FOR = ("role", "name", "instance")
 
 
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
     """Text as it is; what is no text is none that is allowed."""
     return value if isinstance(value, str) else ""
 
@@ -37,7 +37,7 @@ def _text(value: object) -> str:
 def _digest(value: object) -> bytes | None:
     if value == "" or value is None:
         return None
-    text = _text(value).removeprefix("sha256:")
+    text = as_text(value).removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise ValueError('must be "sha256:" and 64 hexadecimal digits')
     return bytes.fromhex(text)
@@ -50,31 +50,10 @@ def _base_uri(value: object) -> str:
 
 
 def _listen(value: object) -> tuple[str, int]:
-    host, _, port = _text(value).rpartition(":")
+    host, _, port = as_text(value).rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError('must be an address such as "0.0.0.0:7443"')
     return host.strip("[]"), int(port)
-
-
-def _endpoint(value: object) -> str:
-    host, _, port = _text(value).rpartition(":")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-        raise ValueError('must be host and port, as in "etcd1.lab:2379"')
-    if "/" in host:
-        raise ValueError(
-            'must be host and port without a scheme, as in "etcd1.lab:2379"; ca says that it is TLS'
-        )
-    return _text(value)
-
-
-def _key_prefix(value: object) -> str:
-    text = _text(value)
-    if not re.fullmatch(r"[A-Za-z0-9._/-]{1,128}", text) or text.endswith("/"):
-        raise ValueError(
-            "may hold 1 to 128 letters, digits, dots, dashes, underscores and slashes, and ends"
-            ' with no slash, as in "sdcpd/logs"'
-        )
-    return text
 
 
 def _ladder(value: object) -> tuple[int, ...]:
@@ -82,7 +61,7 @@ def _ladder(value: object) -> tuple[int, ...]:
     known = ", ".join(names)
     if not isinstance(value, list) or not value:
         raise ValueError(f"must be a list of {known}")
-    unknown = [entry for entry in value if _text(entry) not in names]
+    unknown = [entry for entry in value if as_text(entry) not in names]
     if unknown:
         shown = json.dumps(unknown[0]) if isinstance(unknown[0], str) else "what is no text"
         raise ValueError(f"{shown} is none of {known}")
@@ -123,29 +102,13 @@ def _device(value: object) -> str:
     return value
 
 
-def _bucket(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", value):
-        raise ValueError('must be the name of a bucket, as in "sdcpd-cache"')
-    return value
-
-
-def _s3_prefix(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*", value):
-        raise ValueError('may hold letters, digits, dash, underscore and / between, as in "sdcpd"')
-    return value
-
-
-def _s3_endpoint(value: object) -> str:
-    # The value may hold a password, so it is not shown by what refuses it.
-    if not isinstance(value, str) or not re.fullmatch(r"(https?://[^/@?#\s]+/?)?", value):
-        raise ValueError('must be a URL without path and user, as in "https://s3.lab:9000"')
-    return value.rstrip("/")
-
-
-def _s3_region(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9-]{0,64}", value):
-        raise ValueError('must be the name of a region, as in "eu-central-1"')
-    return value
+def _scope(value: object) -> bytes:
+    scope = parse_session_id(as_text(value))
+    if scope is None:
+        raise ValueError(
+            "must be a scope as URIs of objects have it: 16 octets, in 22 characters of base64url"
+        )
+    return scope
 
 
 def _path_text(value: str) -> str:
@@ -189,6 +152,15 @@ def _at_least(least: int, text: str) -> Callable[[int], int]:
     def check(value: int) -> int:
         if value < least:
             raise ValueError(f"must be at least {text}")
+        return value
+
+    return check
+
+
+def _in_seconds(least_s: float, most_s: float, text: str) -> Callable[[float], float]:
+    def check(value: float) -> float:
+        if not least_s <= value <= most_s:
+            raise ValueError(f"must be {text}")
         return value
 
     return check
@@ -243,6 +215,10 @@ DurationOrNever = Annotated[
     ),
 ]
 Silence = Annotated[Duration, AfterValidator(_longer_than_a_beat)]
+Lease = Annotated[
+    Duration,
+    AfterValidator(_in_seconds(1, 86400, "from 1s, within which it is renewed, to 1d")),
+]
 Size = Annotated[int, BeforeValidator(size_octets), Positive, *_AS_SIZE]
 Rate = Annotated[float, BeforeValidator(rate_per_s), Positive, *_AS_RATE]
 ObjectSize = Annotated[Size, AfterValidator(_at_least(64 << 10, "64KiB"))]
@@ -260,8 +236,6 @@ Digest = Annotated[
 ]
 BaseUri = Annotated[str, BeforeValidator(_base_uri), WithJsonSchema(_URI)]
 Listen = Annotated[tuple[str, int], BeforeValidator(_listen), *_AS_LISTEN]
-Endpoint = Annotated[str, BeforeValidator(_endpoint)]
-KeyPrefix = Annotated[str, BeforeValidator(_key_prefix)]
 Ladder = Annotated[tuple[int, ...], BeforeValidator(_ladder), *_AS_LADDER]
 M = Annotated[
     int | None,
@@ -279,10 +253,11 @@ Predraft = Annotated[
 Device = Annotated[str, BeforeValidator(_device)]
 Name = Annotated[str, BeforeValidator(_name)]
 TrustDomain = Annotated[str, BeforeValidator(_trust_domain)]
-Bucket = Annotated[str, BeforeValidator(_bucket)]
-S3Prefix = Annotated[str, BeforeValidator(_s3_prefix)]
-S3Endpoint = Annotated[str, BeforeValidator(_s3_endpoint)]
-S3Region = Annotated[str, BeforeValidator(_s3_region)]
+Scope = Annotated[
+    bytes,
+    BeforeValidator(_scope),
+    *_like(session_path_id, {"type": "string", "pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"}),
+]
 OptionalPath = Annotated[
     Path | None,
     BeforeValidator(_directory_or_file),

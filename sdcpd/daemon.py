@@ -22,7 +22,6 @@ from sdcpd.metrics_server import start_monitoring
 from sdcpd.parts import Instance, Parts, StartError
 from sdcpd.reload import RELOADABLE, Reloads, flat
 from sdcpd.roles.health import Level
-from sdcpd.roles.objects import Objects
 from sdcpd.roles.status import instance_name
 from sdcpd.stores import Stores
 from sdcpd.transport.identity_files import IdentityError
@@ -167,12 +166,7 @@ class Daemon:
         router = Router(
             settings.router_config(self._config, tokenizer=text.digest),
             client=client,
-            objects=Objects(
-                client,
-                bases=self._parts.bases(section.base_uri),
-                own=section.base_uri,
-                is_near=client.is_near,
-            ),
+            objects=self._parts.objects(client, own=section.base_uri),
             peers=self._parts.peers,
             mlc=mlc,
             records=sessions,
@@ -207,7 +201,7 @@ class Daemon:
                 logs=LogsAdmin(logs, retention=retention),
             ),
         )
-        metrics.api = await start_api(self._parts, self._reloads, router, text)
+        metrics.api = await start_api(self._parts, self._reloads, router, text, instance)
 
     async def _start_verifier(self, instance: Instance, objects: Tier) -> None:
         from sdcpd.roles.verifier import Verifier
@@ -221,12 +215,11 @@ class Daemon:
         engine = await target_engine(section)
         load_s = time.monotonic() - begin
         self._parts.stack.push_async_callback(engine.aclose)
-        bases = self._parts.bases(section.router, section.base_uri)
         verifier = Verifier(
             settings.verifier_config(section),
             engine=engine,
             client=client,
-            objects=Objects(client, bases=bases, own=section.base_uri, is_near=client.is_near),
+            objects=self._parts.objects(client, own=section.base_uri, router=section.router),
             peers=self._parts.peers,
             mlc=mlc,
             name=instance_name(instance.name),
@@ -266,12 +259,11 @@ class Daemon:
         engine = await draft_engine(section)
         load_s = time.monotonic() - begin
         self._parts.stack.push_async_callback(engine.aclose)
-        bases = self._parts.bases(section.router, section.base_uri)
         drafter = Drafter(
             settings.drafter_config(section),
             engine=engine,
             client=client,
-            objects=Objects(client, bases=bases, own=section.base_uri, is_near=client.is_near),
+            objects=self._parts.objects(client, own=section.base_uri, router=section.router),
             peers=self._parts.peers,
             mlc=self._stores.mlc(section.base_uri, objects),
             name=instance_name(instance.name),

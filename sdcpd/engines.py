@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sdcpd import service, settings
-from sdcpd.config import Config, DrafterSection, VerifierSection
+from sdcpd.config import Config
+from sdcpd.config_sections import DrafterSection, VerifierSection
 from sdcpd.engine.api import ModelError
 from sdcpd.engine.tokenizer import TextModel
 from sdcpd.parts import StartError

@@ -20,6 +20,7 @@ from sdcpd.protocol.messages import Status
 from sdcpd.protocol.uris import base_uri_equal
 from sdcpd.roles.base import Listener
 from sdcpd.roles.health import Health
+from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.status import StatusReporter
 from sdcpd.roles.tasks import Tasks
@@ -27,6 +28,7 @@ from sdcpd.same_host import SameHost
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import Handler, Peer, Request, Response
 from sdcpd.transport.http1 import Http1Server
+from sdcpd.transport.https import HttpsIdentity
 from sdcpd.transport.identity_files import IdentityError
 from sdcpd.transport.local_client import LocalClient
 from sdcpd.transport.loopback import LoopbackClient
@@ -85,6 +87,8 @@ class Parts:
         """What every admin socket has beside its instance's own."""
         self.healths: dict[str, Health] = {}
         """Of each instance, by its label."""
+        self.api_certificate: HttpsIdentity | None = None
+        """What clients see of the API, where it speaks HTTPS."""
         self.metrics: list[Metrics] = []
         """Of each instance that serves."""
         self.reloaded: Callable[[], bool] = lambda: True
@@ -122,7 +126,7 @@ class Parts:
         Objects go through shared memory where the other role is on this host.
         """
         http = HttpClient(
-            identity, check_peer=self.peers.check_server, transport=self.config.node.transport
+            identity, check_peer=self.peers.check_server, transport=self.config.transport.prefer
         )
         self.certificates.on_renewal(identity, http.renew_connections)
         self.stack.push_async_callback(http.aclose)
@@ -173,16 +177,20 @@ class Parts:
         async def handle(request: Request) -> Response:
             return await handler(request)
 
+        limits, bounds, pace = settings.server_bounds(self.config)
         server = Server(
             handle,
             identity=identity,
             host=host,
             port=port,
             body_bytes_max=body_bytes_max,
-            http3=self.config.node.http3,
+            http3=self.config.transport.http3,
+            limits=limits,
+            bounds=bounds,
+            pace=pace,
             on_refused=metrics.refused,
         )
-        metrics.expiries = lambda: expiries(identity)
+        metrics.expiries = lambda: expiries(identity) | self._api_expiry(instance)
         metrics.ready = lambda: self.health(instance).ready
         metrics.reloaded = lambda: self.reloaded()
         self.certificates.on_renewal(identity, server.drain_connections)
@@ -200,6 +208,11 @@ class Parts:
         self._routes[base_uri] = listener.handle
         self.metrics.append(metrics)
         log.info("%s: listening on %s:%d as %s", instance.label, host, port, base_uri)
+
+    def _api_expiry(self, instance: Instance) -> dict[str, float]:
+        if instance.role != "router" or self.api_certificate is None:
+            return {}
+        return {"api": self.api_certificate.not_after.timestamp()}
 
     def _announcing(
         self,
@@ -236,9 +249,16 @@ class Parts:
 
         self.stack.push_async_callback(end)
 
-    def bases(self, *own: str) -> tuple[str, ...]:
-        """The caches trusted: those configured, and the roles' own."""
-        return (*self.config.mlc.bases, *own)
+    def objects(self, client: LoopbackClient, *, own: str, router: str | None = None) -> Objects:
+        """Objects of the caches trusted: those configured, the router's, and the one `own`."""
+        return Objects(
+            client,
+            bases=(*self.config.mlc.bases, *([router] if router else []), own),
+            own=own,
+            is_near=client.is_near,
+            scoped=settings.scoped_caches(self.config),
+            lease_s=self.config.mlc.lease,
+        )
 
     def report(
         self,

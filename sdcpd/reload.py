@@ -26,6 +26,7 @@ RELOADABLE = (
     "router.sampling_rule",
     "router.self_load",
     "router.self_max",
+    "router.verifiers",
     "verifier.drafter_silence",
     "verifier.max_sessions",
     "verifier.output_wait",

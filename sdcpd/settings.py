@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdcpd.config import (
+from sdcpd.config import Config
+from sdcpd.config_sections import (
     ApiSection,
-    Config,
     DrafterSection,
     ModelSection,
     TierSection,
@@ -23,6 +23,7 @@ from sdcpd.roles.drafter import DrafterConfig
 from sdcpd.roles.frontend import ApiSettings
 from sdcpd.roles.peers import PeerEntry
 from sdcpd.roles.verifier import VerifierConfig
+from sdcpd.transport.limits import H2Limits, PaceLimits, ServerLimits
 from sdcpd.units import duration_text
 from tiers.build import S3Place, TierSpec, etcd_settings
 
@@ -42,6 +43,23 @@ def peer_entries(config: Config) -> list[PeerEntry]:
 def permitted(config: Config) -> dict[str, Permitted]:
     """What the operator says of instances, by base URI."""
     return {p.base_uri: Permitted(p.model, p.trusted) for p in config.peers if p.base_uri}
+
+
+def scoped_caches(config: Config) -> dict[str, frozenset[bytes]]:
+    """Caches that are trusted for some scopes alone, by base URI (D-M3)."""
+    return {
+        p.base_uri: frozenset(p.scopes) for p in config.peers if p.base_uri and p.scopes is not None
+    }
+
+
+def server_bounds(config: Config) -> tuple[H2Limits, ServerLimits, PaceLimits]:
+    """`[transport.limits]` as a server takes them."""
+    limits = config.transport.limits
+    return (
+        H2Limits(streams_max=limits.requests),
+        ServerLimits(limits.connections_per_peer, limits.handshakes, limits.buffered),
+        PaceLimits(grace_s=limits.body_grace),
+    )
 
 
 def tier_specs(config: Config, fill: Callable[[str], Path]) -> list[TierSpec]:
@@ -115,6 +133,7 @@ def router_config(config: Config, *, tokenizer: bytes) -> RouterConfig:
         section.base_uri,
         tokenizer,
         machine=RouterSettings(section.switch_grace, section.progress, section.failover_after),
+        verifiers=tuple(section.verifiers),
         sampling_rule=section.sampling_rule,
         m_max=section.m_max,
         low_rounds=section.low_rounds,

@@ -156,6 +156,7 @@ async def test_what_is_about_to_expire_is_told_with_what_to_do(
     class Old:
         uris = ("spiffe://a/sdcp/router/r0",)
         not_after = datetime.now(UTC) + timedelta(hours=5)
+        renewal = "run: sdcpctl certs renew"
 
     certificates = Certificates()
     certificates.add(Old())  # type: ignore[arg-type]

@@ -138,11 +138,11 @@ def test_values_are_as_a_file_has_them(path: Path) -> None:
         "node.name=n1",
         "mlc.bases=['https://a:1/']",
         'log.level = "error"',
-        "node.http3=false",
+        "transport.http3=false",
     )
     config = load_config(path, settings=settings)
     assert config.tls.warn_before == 3600
-    assert (config.node.name, config.log.level, config.node.http3) == ("n1", "error", False)
+    assert (config.node.name, config.log.level, config.transport.http3) == ("n1", "error", False)
     assert config.mlc.bases == ["https://a:1/"]
 
 

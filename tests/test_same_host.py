@@ -163,7 +163,7 @@ def configured(folder: Path, kit: CertKit) -> Config:
     leaf = kit.leaf("router", "r0", base_uri=base)
     files = f'ca = "{kit.ca}"\ncert = "{leaf.crt_path}"\nkey = "{leaf.key_path}"'
     return parse_config(
-        f"""[node]\ntrust_domain = "test.example"\nhttp3 = false\n[tls]\n{files}
+        f"""[node]\ntrust_domain = "test.example"\n[transport]\nhttp3 = false\n[tls]\n{files}
         [mlc]\nlocal_dir = "{folder}"
         [router]\nlisten = "127.0.0.1:{port}"\nbase_uri = "{base}"\nmodel = "/m"\n""",
         name="test",

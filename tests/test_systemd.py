@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sdcpd.config import Config, RouterSection
+from sdcpd.config import Config
+from sdcpd.config_sections import RouterSection
 from sdcpd.daemon import Instance
 from tests.kit.units import UNITS, UnitFile, furnish, program, run, tool
 

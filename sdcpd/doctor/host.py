@@ -15,7 +15,8 @@ from sdcpd.doctor.finding import FAIL, OK, WARN, Finding
 from sdcpd.units import duration_text, size_value
 
 if TYPE_CHECKING:
-    from sdcpd.config import Config, ModelSection
+    from sdcpd.config import Config
+    from sdcpd.config_sections import ModelSection
     from sdcpd.parts import Instance
 
 FILES_MIN = 8192

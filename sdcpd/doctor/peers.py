@@ -65,6 +65,10 @@ def cluster_findings(answer: dict[str, Any]) -> Iterator[Finding]:
     instances = answer["instances"]
     for one in instances:
         yield from _seen(one)
+    for base_uri in answer.get("missing_verifiers", ()):
+        text = f"verifier {base_uri}, which [router] verifiers names, has never reported.  Is it"
+        text += " running, with this base_uri?  Its log: journalctl -u 'sdcpd@verifier*'"
+        yield Finding("cluster", WARN, text)
     for role in ("verifier", "drafter"):
         ready = [one for one in instances if (one["role"], one["state"]) == (role, "ready")]
         if ready:

@@ -6,7 +6,7 @@ a stricter or laxer parser could read in two ways is refused (D-M2).
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -84,18 +84,28 @@ def parse_session_id(segment: str) -> bytes | None:
     return session
 
 
-def cache_ref_trusted(ref: str, bases: Sequence[str], *, scope: bytes | None) -> bool:
+def cache_ref_trusted(
+    ref: str,
+    bases: Sequence[str],
+    *,
+    scope: bytes | None,
+    scoped: Mapping[str, Collection[bytes]] | None = None,
+) -> bool:
     """Tell whether a cache reference may be fetched at all (Section 9, D-M2, D-M3).
 
     `bases` are the configured MLC bases. With a scope (16 octets) the reference must lie in
     `{base}/objects/{scope}/`; without one anywhere below a base. For an MLC of another make, a base
-    may hold `{scope}` where its URIs have the scope.
+    may hold `{scope}` where its URIs have the scope.  `scoped` are bases that are trusted for some
+    scopes, with all that is below them, whatever their URIs look like; for others not at all.
     """
     parts = _parse(ref)
     if parts is None or _HIDDEN_SEGMENT.search(parts.path):
         return False
     if not {".", ".."}.isdisjoint(parts.path.split("/")):
         return False
+    for base, scopes in (scoped or {}).items():
+        if _lies_below(parts, base, None):
+            return scope in scopes
     return any(_lies_below(parts, base, scope) for base in bases)
 
 

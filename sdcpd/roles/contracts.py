@@ -22,6 +22,8 @@ class RouterConfig:
     base_uri: str
     tokenizer: bytes
     machine: RouterSettings = field(default_factory=RouterSettings)
+    verifiers: tuple[str, ...] = ()
+    """Those that may serve; empty: all whose certificate says that they are one."""
     sampling_rule: str = "auto"
     m_max: int = 16
     low_rounds: int = 8

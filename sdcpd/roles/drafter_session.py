@@ -41,7 +41,7 @@ from sdcpd.protocol.sparse import SparseRows
 from sdcpd.protocol.uris import join, session_path_id
 from sdcpd.roles.calls import BadAnswer, Declined, call, read_answer
 from sdcpd.roles.counts import DrafterCounts
-from sdcpd.roles.objects import LEASE_MS, ObjectGone, Objects
+from sdcpd.roles.objects import ObjectGone, Objects
 from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.preparing import Preparing, Rows, draft_work, drafted
 from sdcpd.roles.tasks import Tasks
@@ -197,10 +197,11 @@ class DraftingSession:
 
     async def _renew(self) -> None:
         """Hold the leases until the verdict (section 6.2, D-M10)."""
+        lease_ms = self._context.objects.lease_ms
         while self._leased:
-            await asyncio.sleep(LEASE_MS / 2000)  # renewed at half time
+            await asyncio.sleep(lease_ms / 2000)  # renewed at half time
             for reference in list(self._leased):
-                await self._lease(reference, LEASE_MS)
+                await self._lease(reference, lease_ms)
 
     def _release(self) -> None:
         if self._renewal is not None:

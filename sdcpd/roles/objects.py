@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sdcpd.protocol.codec import decode_tokens, encode_tokens
 from sdcpd.protocol.problems import Problem, Unavailable, Unprocessable
@@ -21,11 +21,11 @@ from tiers.coding import (
     decoded,
     encoded,
 )
+from tiers.sizes import LEASE_S
 
 log = logging.getLogger("sdcpd")
 # Less is sent in a few packets, coded or not.
 CODED_OCTETS_MIN = 16 << 10
-LEASE_MS = 30_000  # D-M10
 FETCH_S = 5.0  # D-P12
 
 
@@ -51,8 +51,15 @@ class Objects:
         bases: Sequence[str],
         own: str,
         is_near: Callable[[str], bool] = lambda _: False,
+        scoped: Mapping[str, Collection[bytes]] | None = None,
+        lease_s: float = LEASE_S,
     ) -> None:
-        """`is_near` tells of caches to which nothing travels, in this process or on this host."""
+        """`is_near` tells of caches to which nothing travels, in this process or on this host.
+
+        `scoped` are base URIs of caches that are trusted for some scopes alone.
+        """
+        self.lease_ms = round(1000 * lease_s)
+        self._scoped = dict(scoped or {})
         self._client = client
         self._bases = tuple(bases)
         self._own = own
@@ -62,7 +69,7 @@ class Objects:
 
     def trusted(self, reference: str, scope: bytes | None) -> bool:
         """Whether a reference may be fetched for a session of that scope."""
-        return cache_ref_trusted(reference, self._bases, scope=scope)
+        return cache_ref_trusted(reference, self._bases, scope=scope, scoped=self._scoped)
 
     async def fetch(
         self, reference: str, *, scope: bytes | None, octets_max: int, timeout_s: float = FETCH_S
@@ -123,11 +130,11 @@ class Objects:
         octets: bytes | SparseRows,
         *,
         media_type: str = "application/octet-stream",
-        lease_ms: int | None = LEASE_MS,
+        leased: bool = True,
         timeout_s: float = FETCH_S,
     ) -> None:
         """Write an object that must not be there yet; raises ObjectGone or TransportError."""
-        lease = () if lease_ms is None else (("sdcp-lease", str(lease_ms)),)
+        lease = (("sdcp-lease", str(self.lease_ms)),) if leased else ()
         body, coding = await self._coded(reference, octets)
         response = await self._client.request(
             "PUT",

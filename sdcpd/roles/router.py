@@ -15,7 +15,7 @@ from sdcpd.protocol.logprobs import Row
 from sdcpd.protocol.messages import InstanceRole, Rule
 from sdcpd.protocol.router import RouterSession
 from sdcpd.protocol.router_record import RecordCorrupt, decode_record
-from sdcpd.protocol.uris import join, session_path_id
+from sdcpd.protocol.uris import base_uri_equal, join, session_path_id
 from sdcpd.roles.base import Listener, Mlc
 from sdcpd.roles.contracts import ContractMaker, RouterConfig
 from sdcpd.roles.generation import (
@@ -80,12 +80,28 @@ class Router:
             closed=self._closed,
             totals=self.totals,
         )
-        self.reports = Reports(self.board, self._sessions, self._ended, self.counts)
+        self.reports = Reports(
+            self.board, self._sessions, self._ended, self.counts, self._may_verify
+        )
         self.listener = Listener(config.base_uri, self.reports.routes(), peers=peers, mlc=mlc)
 
     def configure(self, config: RouterConfig) -> None:
         """Go by other settings from the next session on."""
         self.config = config
+
+    def _may_verify(self, base: str) -> bool:
+        named = self.config.verifiers
+        return not named or any(base_uri_equal(base, one) for one in named)
+
+    @property
+    def missing_verifiers(self) -> list[str]:
+        """Those that the operator has named and that have never reported."""
+        here = [one.base for one in self.board.all() if one.status.role == InstanceRole.VERIFIER]
+        return [
+            named
+            for named in self.config.verifiers
+            if not any(base_uri_equal(named, base) for base in here)
+        ]
 
     @property
     def _contracts(self) -> ContractMaker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sdcpd.protocol.codec import decode
 from sdcpd.protocol.instances import Board
@@ -35,8 +35,13 @@ class Reports:
         sessions: Mapping[bytes, RoutedSession],
         ended: Mapping[bytes, RoutedSession],
         counts: Counter[str],
+        may_verify: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """`sessions` and `ended` are the router's own, which change."""
+        """`sessions` and `ended` are the router's own, which change.
+
+        `may_verify` tells by its base URI whether the operator wants a verifier.
+        """
+        self._may_verify = may_verify
         self._board, self._open, self._ended, self._counts = board, sessions, ended, counts
         self.alive: dict[tuple[str, int], bool] = {}
         """Whether an instance's last status had not expired when that was looked at."""
@@ -55,6 +60,8 @@ class Reports:
         base = self._base(call.identity, status)
         now = time.monotonic()
         role = InstanceRole(status.role)
+        if role is InstanceRole.VERIFIER and not self._may_verify(base):
+            raise Forbidden(f"verifier {base} is none of those that this router's file names")
         appeared = self._board.status(base, role) is None
         restarted = self._board.report(base, status, now=now)
         gone = not self._board.fresh(base, role, now=now)

@@ -85,6 +85,6 @@ class TargetKv:
             octets = await self._engine.export(session, machine.epoch, len(prompt))
             if octets is not None:  # it has gone where the session has ended meanwhile
                 # Unleased (D-M12): whatever else the cache needs room for comes before it.
-                await self._objects.put(reference, octets, lease_ms=None, timeout_s=PUBLISH_S)
+                await self._objects.put(reference, octets, leased=False, timeout_s=PUBLISH_S)
         except (EngineError, ObjectGone, TransportError) as e:
             log.warning("session %s: its KV is not published: %s", session_path_id(session), e)

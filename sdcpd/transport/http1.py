@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -27,6 +28,7 @@ BODY_BYTES_MAX = 32 << 20
 HEAD_BYTES_MAX = 64 << 10
 PIPELINED_BYTES_MAX = 64 << 10  # kept of what follows a request; more waits in the socket
 READ_BYTES = 64 << 10
+HANDSHAKE_S = 10.0
 IDLE_S = 75.0  # a keep-alive connection without a request
 READ_S = 30.0  # a request that does not arrive, body octets earning it more time
 BODY_BYTES_PER_S_MIN = 16 << 10
@@ -84,8 +86,13 @@ class Http1Server:
         path: Path | None = None,
         body_bytes_max: int = BODY_BYTES_MAX,
         refuse: Refuse = _plain_refusal,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`path` is a Unix socket's; `refuse` words answers to what never reaches the handler."""
+        """`path` is a Unix socket's; `refuse` words answers to what never reaches the handler.
+
+        With `tls` the address speaks HTTPS.
+        """
+        self._tls = tls
         self.handler, self.refuse = handler, refuse
         self.body_bytes_max = body_bytes_max
         self._host, self._port, self._path = host, port, path
@@ -103,7 +110,13 @@ class Http1Server:
             finally:
                 os.umask(mask)
             return 0
-        self._server = await asyncio.start_server(self._accept, self._host, self._port)
+        self._server = await asyncio.start_server(
+            self._accept,
+            self._host,
+            self._port,
+            ssl=self._tls,
+            ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+        )
         return int(self._server.sockets[0].getsockname()[1])
 
     async def aclose(self) -> None:

@@ -68,14 +68,14 @@ def load_key(path: Path, *, leaf: x509.Certificate, cert: Path) -> PrivateKeyTyp
     return key
 
 
-def check_dates(leaf: x509.Certificate, *, cert: Path) -> None:
+ISSUE = "replace it with: sdcpctl certs issue ROLE/NAME=BASE_URI"
+
+
+def check_dates(leaf: x509.Certificate, *, cert: Path, cure: str = ISSUE) -> None:
     """Raise IdentityError unless our certificate is valid now."""
     now = datetime.now(UTC)
     if leaf.not_valid_after_utc < now:
-        raise IdentityError(
-            f"{cert} expired {leaf.not_valid_after_utc:%Y-%m-%d %H:%MZ}; "
-            "replace it with: sdcpctl certs issue ROLE/NAME=BASE_URI"
-        )
+        raise IdentityError(f"{cert} expired {leaf.not_valid_after_utc:%Y-%m-%d %H:%MZ}; {cure}")
     if leaf.not_valid_before_utc > now:
         raise IdentityError(
             f"{cert} is not valid before {leaf.not_valid_before_utc:%Y-%m-%d %H:%MZ}; "
@@ -118,3 +118,11 @@ def read_revocations(path: Path) -> tuple[x509.CertificateRevocationList, ...]:
         raise IdentityError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise IdentityError(f"{path} holds no revocation list in PEM form: {error}") from error
+
+
+def file_stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        state = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (state.st_mtime_ns, state.st_size, state.st_ino)

@@ -71,6 +71,15 @@ BULK_TURN_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What one server takes on, over all its connections or for each."""
+
+    connections_per_peer: int = CONNECTIONS_PER_PEER_MAX
+    handshakes: int = PENDING_HANDSHAKES_MAX
+    buffered_bytes: int = BUFFERED_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
 class PaceLimits:
     """How slow a body may be; no trickle of window updates or octets can stretch it."""
 

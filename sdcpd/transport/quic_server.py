@@ -105,6 +105,7 @@ class QuicListener(QuicServer):
         connection = ServerConnection(self._owner)
         checked = demand_certificates(quic)
         checked.set_reset_tokens(self._reset_tokens)
+        checked.streams_max = self._owner.limits.streams_max
         link = QuicLink(
             connection,
             checked,

@@ -121,6 +121,7 @@ class MutualQuic(QuicConnection):
     """A QUIC connection, either side, whose peer `peer_check` has seen before HTTP begins."""
 
     peer_check: Check
+    streams_max: int = LIMITS.streams_max
     peer_payload_bytes_max: int = SMALLEST_MAX_DATAGRAM_SIZE
     closed_by_us = False
     """Whether the end of the connection was our decision, an alert of ours included."""
@@ -234,7 +235,7 @@ class MutualQuic(QuicConnection):
 
     def _initialize(self, peer_cid: bytes) -> None:
         limit = self._local_max_streams_bidi
-        limit.value = limit.sent = LIMITS.streams_max
+        limit.value = limit.sent = self.streams_max
         super()._initialize(peer_cid)
         # The context is made in there, and aioquic has no way to say of which class.
         self.tls.__class__ = _MutualContext

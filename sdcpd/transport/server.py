@@ -10,12 +10,11 @@ from collections.abc import Callable
 from sdcpd.transport.http import Handler
 from sdcpd.transport.limits import (
     ABORT_WAIT_S,
-    CONNECTIONS_PER_PEER_MAX,
     LINGERING_MAX,
     LISTEN_BACKLOG,
-    PENDING_HANDSHAKES_MAX,
     H2Limits,
     PaceLimits,
+    ServerLimits,
 )
 from sdcpd.transport.link import Link
 from sdcpd.transport.problem import problem
@@ -45,6 +44,7 @@ class Server:
         on_refused: Callable[[str], None] | None = None,
         logger: logging.Logger | None = None,
         limits: H2Limits | None = None,
+        bounds: ServerLimits | None = None,
         pace: PaceLimits | None = None,
         handshake_timeout_s: float = 5.0,
         http3: bool = False,
@@ -63,6 +63,7 @@ class Server:
         self.logger = logger or logging.getLogger(__name__)
         self._refusals = RefusalLog(self.logger, on_refused)
         self.limits = limits or H2Limits()
+        self.bounds = bounds or ServerLimits()
         self.pace = pace or PaceLimits()
         self._handshake_timeout_s = handshake_timeout_s
         self._scratch = Scratch()
@@ -137,7 +138,7 @@ class Server:
 
     def handshake_begins(self, link: Link) -> None:
         """Note a connection that is not yet let in."""
-        if len(self._pending) >= PENDING_HANDSHAKES_MAX:
+        if len(self._pending) >= self.bounds.handshakes:
             oldest = next(iter(self._pending))
             del self._pending[oldest]
             self.refused("handshake_flood", oldest.address, "too many handshakes at once")
@@ -151,7 +152,7 @@ class Server:
             asyncio.get_running_loop().call_soon(connection.start_drain)
         same = [one for one in self._connections.values() if one.peer == connection.peer]
         self._connections[link] = connection
-        if len(same) >= CONNECTIONS_PER_PEER_MAX:
+        if len(same) >= self.bounds.connections_per_peer:
             # The newest stays: the oldest may be one that its client has lost without a word.
             self.refused("too_many_connections", link.address, "too many connections of one peer")
             same[0].abort()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from sdcpd.transport.http import HttpProtocolError, Peer, Response, StreamEvent, StreamGone
-from sdcpd.transport.limits import H2Limits, PaceLimits
+from sdcpd.transport.limits import H2Limits, PaceLimits, ServerLimits
 from sdcpd.transport.link import Link
 from sdcpd.transport.problem import problem
 from sdcpd.transport.pump import HttpPump
@@ -21,6 +21,7 @@ class ConnectionOwner(Protocol):
 
     body_bytes_max: Callable[[str, str], int]
     limits: H2Limits
+    bounds: ServerLimits
     pace: PaceLimits
     logger: logging.Logger
     alt_svc: str | None
@@ -76,6 +77,7 @@ class ServerConnection(HttpPump):
             body_bytes_max=server.body_bytes_max,
             peer=self._peer,
             requests_max=server.limits.streams_max,
+            buffered_bytes_max=server.bounds.buffered_bytes,
             pace=server.pace,
         )
         server.let_in(link, self)

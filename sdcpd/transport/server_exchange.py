@@ -64,12 +64,14 @@ class ServerExchange:
         body_bytes_max: Callable[[str, str], int],
         peer: Peer | None,
         requests_max: int = 100,
+        buffered_bytes_max: int = BUFFERED_BYTES_MAX,
         pace: PaceLimits | None = None,
     ) -> None:
         self._codec = codec
         self._body_bytes_max = body_bytes_max
         self._peer = peer
         self._requests_max = requests_max
+        self._buffered_bytes_max = buffered_bytes_max
         self._pace = pace or PaceLimits()
         self._queue = SendQueue(codec, pace=self._pace)
         self._inbound: dict[int, _Inbound] = {}
@@ -114,7 +116,7 @@ class ServerExchange:
     def respond(self, stream_id: int, response: Response, *, now: float) -> None:
         """Send a handler's response; raises StreamGone (client left) or ValueError (bad field)."""
         method = self._handling.pop(stream_id)
-        if self._queue.buffered_bytes > BUFFERED_BYTES_MAX:
+        if self._queue.buffered_bytes > self._buffered_bytes_max:
             # A few octets of requests ask for many of answers, all of which would have to be kept.
             self.refusals.append("too_many_bytes")
             detail = "too many answers wait on this connection; read them, and ask again later"
@@ -156,7 +158,8 @@ class ServerExchange:
     def _begin(self, head: RequestHeaders, now: float) -> None:
         in_flight = len(self._inbound) + len(self._handling)
         buffered = self._inbound_bytes + self._queue.buffered_bytes
-        if self._last_announced or in_flight >= self._requests_max or buffered > BUFFERED_BYTES_MAX:
+        full = in_flight >= self._requests_max or buffered > self._buffered_bytes_max
+        if self._last_announced or full:
             if not self._last_announced:  # a drain is no fault of the client's
                 self.refusals.append("too_many_requests")
             self._codec.reset(head.stream_id, ResetCode.REFUSED_STREAM)
@@ -182,7 +185,7 @@ class ServerExchange:
         self._inbound_bytes += len(data.data)
         if one.size > one.bytes_max:
             self._refuse_size(data.stream_id, one, now)
-        elif self._inbound_bytes > BUFFERED_BYTES_MAX and len(self._inbound) > 1:
+        elif self._inbound_bytes > self._buffered_bytes_max and len(self._inbound) > 1:
             self.refusals.append("too_many_bytes")
             detail = "too many request bodies at once on this connection; send it again later"
             self._refuse(data.stream_id, problem(503, detail), now)

@@ -23,6 +23,7 @@ from sdcpd.transport.identity_files import (
     check_dates,
     check_issuer,
     common_name,
+    file_stamp,
     load_key,
     read_certificates,
     read_revocations,
@@ -67,6 +68,8 @@ class TlsIdentity:
         self._paths = (Path(ca), Path(cert), Path(key), None if crl is None else Path(crl))
         self._stamp = self.stamp()
         self._loaded = _load(*self._paths)
+
+    renewal = "run: sdcpctl certs renew, and copy what it makes here"
 
     @property
     def uris(self) -> tuple[str, ...]:
@@ -125,7 +128,7 @@ class TlsIdentity:
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
         """What tells one state of the files from another; nothing is read."""
-        return tuple(_stamp(path) for path in self._paths if path is not None)
+        return tuple(file_stamp(path) for path in self._paths if path is not None)
 
     @property
     def loaded_stamp(self) -> tuple[tuple[int, int, int], ...]:
@@ -145,14 +148,6 @@ class TlsIdentity:
                 f"{', '.join(self._loaded.uris)}; restart sdcpd to take another identity"
             )
         self._loaded = fresh
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    try:
-        state = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (state.st_mtime_ns, state.st_size, state.st_ino)
 
 
 def peer_of(ssl_object: ssl.SSLObject, *, address: str = "") -> Peer:

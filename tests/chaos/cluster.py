@@ -130,7 +130,8 @@ class Cluster:
         lines = [
             "[node]",
             f'trust_domain = "{DOMAIN}"',
-            f'transport = "{self._transport}"',
+            "[transport]",
+            f'prefer = "{self._transport}"',
             "[tls]",
             f'ca = "{self.pki}/ca.crt"',
             f'cert = "{self.pki}/{role}.{name}.crt"',

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import cbor2
@@ -273,3 +274,17 @@ def test_each_start_has_a_name_of_its_own() -> None:
     """R-6.1-25, D-R2: the configured name and a random suffix, all of unreserved characters."""
     names = {instance_name("d0") for _ in range(50)}
     assert len(names) == 50 and all(name.startswith("d0.") for name in names)
+
+
+async def test_only_verifiers_that_the_operator_names_may_serve() -> None:
+    """[router] verifiers: others' reports are refused, and a change counts from the next one on."""
+    async with router_rig(verifiers=("https://other.test:443",)) as rig:
+        assert await rig.report("v0") == 403
+        assert await rig.report("d0") == 204, "drafters are not meant"
+        assert rig.router.missing_verifiers == ["https://other.test:443"]
+        named = rig.v0.base.upper().replace("HTTPS", "https")
+        rig.router.configure(replace(rig.router.config, verifiers=(named,)))
+        assert rig.router.missing_verifiers == [named]
+        assert await rig.report("v0") == 204, "however its base URI is spelt"
+        assert rig.router.missing_verifiers == []
+        assert await rig.report("v1") == 403

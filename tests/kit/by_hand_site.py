@@ -34,8 +34,7 @@ class Site:
     @staticmethod
     def over(transport: str, tls: list[str]) -> list[str]:
         """The same lines with the version that a process calls with."""
-        node = tls.index("[node]")
-        return [*tls[: node + 1], f'transport = "{transport}"', *tls[node + 1 :]]
+        return [*tls, "[transport]", f'prefer = "{transport}"']
 
     @property
     def pki(self) -> Path:

@@ -8,7 +8,7 @@ from sdcpd.transport.client_exchange import ClientExchange, Outcome
 from sdcpd.transport.h2_codec import H2Codec
 from sdcpd.transport.h2_fast import FastH2Codec
 from sdcpd.transport.http import Headers, Peer, Response
-from sdcpd.transport.limits import H2Limits, PaceLimits
+from sdcpd.transport.limits import BUFFERED_BYTES_MAX, H2Limits, PaceLimits
 from sdcpd.transport.server_exchange import Incoming, ServerExchange
 
 PEER = Peer("test", ("spiffe://test.example/sdcp/drafter/d0",), (), "drafter/d0", "00")
@@ -47,6 +47,7 @@ class HttpPair:
         body_bytes_max: Callable[[str, str], int] = lambda _method, _path: 1 << 30,
         pace: PaceLimits | None = None,
         requests_max: int = 100,
+        buffered_bytes_max: int = BUFFERED_BYTES_MAX,
         kind: H2Kind = H2Codec,
     ) -> None:
         self.now = 0.0
@@ -60,6 +61,7 @@ class HttpPair:
             body_bytes_max=body_bytes_max,
             peer=PEER,
             requests_max=requests_max,
+            buffered_bytes_max=buffered_bytes_max,
             pace=pace,
         )
         self.requests: list[Incoming] = []

@@ -101,6 +101,22 @@ def test_dm2_without_a_scope_anything_below_the_base_is_trusted() -> None:
     assert not uris.cache_ref_trusted(BASE + "x", [], scope=None)
 
 
+def test_dm3_a_cache_of_another_make_is_trusted_for_the_scopes_that_are_named() -> None:
+    """Whatever its URIs look like; for other scopes, and for none, it is not, if it is also a base."""
+    other = "https://cache.example/tenant-a/"
+
+    def trusted(ref: str, scope: bytes | None) -> bool:
+        return uris.cache_ref_trusted(ref, [other, BASE], scope=scope, scoped={other: {SCOPE}})
+
+    assert trusted(f"{other}any/where", SCOPE)
+    assert not trusted(f"{other}any/where", bytes(16))
+    assert not trusted(f"{other}any/where", None)
+    assert not trusted(f"{other}../where", SCOPE)
+    assert not trusted(other, SCOPE)
+    assert trusted(f"{BASE}objects/{SEGMENT}/x", SCOPE), "the others are as they were"
+    assert not trusted("https://cache.example/tenant-ab/x", SCOPE)
+
+
 def test_dm2_any_configured_base_will_do() -> None:
     ref = f"https://other.example/objects/{SEGMENT}/x"
     assert uris.cache_ref_trusted(ref, [BASE, "https://other.example"], scope=SCOPE)

@@ -189,6 +189,16 @@ class Recorded:
         return await self._mlc.resource.handle(below)
 
 
+async def test_rows_are_leased_for_as_long_as_the_operator_says(tier: HostTier) -> None:
+    """[mlc] lease (D-M10)."""
+    cache = Recorded(tier)
+    client = LoopbackClient({"https://mlc/": cache}, Peer("here", (), (), "", ""))
+    objects = Objects(client, bases=("https://mlc/",), own="https://mlc/", lease_s=2.5)
+    await objects.write(bytes(16), None, "q_rows", ROWS)
+    (put,) = [one for one in cache.requests if one.method == "PUT"]
+    assert put.header("sdcp-lease") == "2500" and objects.lease_ms == 2500
+
+
 async def test_rows_travel_and_rest_coded(tier: HostTier) -> None:
     cache = Recorded(tier)
     objects = reaching(cache)

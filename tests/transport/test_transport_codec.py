@@ -111,9 +111,8 @@ def test_body_over_its_limit_is_413_and_the_rest_is_dropped() -> None:
     assert pair.client_codec.open_stream() == 7
 
 
-def test_bodies_that_are_too_many_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdcpd.transport.server_exchange.BUFFERED_BYTES_MAX", 1000)
-    pair = ready_pair()
+def test_bodies_that_are_too_many_at_once_are_refused() -> None:
+    pair = ready_pair(buffered_bytes_max=1000)
     for stream_id in (1, 3):
         pair.client_codec.send_headers(stream_id, request_fields(), end=False)
         pair.client_codec.send_data(stream_id, bytes(600), end=False)
@@ -125,13 +124,12 @@ def test_bodies_that_are_too_many_at_once_are_refused(monkeypatch: pytest.Monkey
     assert {incoming.stream_id for incoming in pair.requests} == {1, 5}
 
 
-def test_answers_that_are_too_many_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_are_too_many_at_once_are_refused() -> None:
     """A client that asks for much and reads nothing makes nobody keep it all.
 
     One answer goes beyond the limit, however long: a single object may be longer than that.
     """
-    monkeypatch.setattr("sdcpd.transport.server_exchange.BUFFERED_BYTES_MAX", 1_000_000)
-    pair = ready_pair()
+    pair = ready_pair(buffered_bytes_max=1_000_000)
     for _ in range(4):
         pair.ask()
     pair.move()

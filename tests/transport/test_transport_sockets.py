@@ -22,7 +22,8 @@ from sdcpd.transport.http import (
     Response,
 )
 from sdcpd.transport.identity_files import IdentityError
-from sdcpd.transport.limits import CONNECTIONS_PER_PEER_MAX
+from sdcpd.transport.limits import CONNECTIONS_PER_PEER_MAX, H2Limits, ServerLimits
+from sdcpd.transport.quic_link import QuicLink
 from sdcpd.transport.server import Server
 from tests.kit.certs import CertKit
 
@@ -344,6 +345,26 @@ async def test_reload_takes_a_new_certificate_and_keeps_the_old_when_it_does_not
     with pytest.raises(IdentityError, match="not the key of"):
         identity.reload()
     assert identity.certificate.serial_number == kept
+
+
+async def test_the_operator_may_set_the_bounds(
+    kit: CertKit, caplog: pytest.LogCaptureFixture
+) -> None:
+    """[transport.limits]: connections of one certificate, and requests of one, over both versions."""
+    identity, bounds = kit.identity("drafter", "many"), ServerLimits(connections_per_peer=1)
+    limits = H2Limits(streams_max=3)
+    clients = [HttpClient(identity, transport=version) for version in ("h2", "h3")]
+    async with serving(kit, bounds=bounds, limits=limits) as (server, base):
+        for client in clients:
+            assert (await client.request("GET", f"{base}/")).status == 200
+            link, connection = list(server._connections.items())[-1]
+            assert connection._exchange is not None
+            assert connection._exchange._requests_max == 3
+            if isinstance(link, QuicLink):
+                assert link._quic._local_max_streams_bidi.value == 3
+        for client in clients:
+            await client.aclose()
+    assert caplog.text.count("too many connections of one peer") == 1, "the second took its place"
 
 
 async def test_connections_of_one_peer_are_bounded_and_the_newest_stays(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.endpoint import Endpoint, default_endpoint
-from cli.errors import EXIT_UNREACHABLE, CtlError
+from cli.errors import EXIT_NOT_FOUND, EXIT_UNREACHABLE, CtlError
+
+if TYPE_CHECKING:
+    from sdcpd.admin_client import AdminRefused
 
 _SESSION = re.compile(r"[A-Za-z0-9_-]{22}")
 endpoint_option = click.option(
@@ -55,7 +58,16 @@ def ask_instance(
     except AdminUnreachable as e:
         raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
     except AdminRefused as e:
-        raise CtlError(f"{socket} refused: {e}" if named else str(e)) from e
+        raise _refused(socket, e, named=named) from e
+
+
+def _refused(socket: Path, error: AdminRefused, *, named: bool) -> CtlError:
+    """What an instance would not do: it knows no such thing, is of another role, or says why."""
+    if error.status == 404:
+        return CtlError(str(error), status=EXIT_NOT_FOUND)
+    if error.status == 405:
+        return CtlError(f"the instance at {socket} does not do that; name a router's --endpoint")
+    return CtlError(f"{socket} refused: {error}" if named else str(error))
 
 
 def follow_instance(endpoint: Path | None, path: str, body: dict[str, Any]) -> Iterator[str]:
@@ -68,7 +80,7 @@ def follow_instance(endpoint: Path | None, path: str, body: dict[str, Any]) -> I
     except AdminUnreachable as e:
         raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
     except AdminRefused as e:
-        raise CtlError(str(e)) from e
+        raise _refused(socket, e, named=False) from e
 
 
 def metrics_of(endpoint: Path | None) -> str:

@@ -12,7 +12,7 @@ import click
 
 from cli.asking import endpoint_option
 from cli.config import FILE, file_option, set_option
-from cli.endpoint import default_endpoint
+from cli.endpoint import default_endpoint, is_dev
 from cli.errors import CtlError
 from cli.text import echo, table
 
@@ -73,11 +73,15 @@ def _findings(
     from sdcpd.doctor.finding import FAIL, OK, Finding
 
     if path == FILE and not path.exists():
+        if roles:
+            raise click.UsageError(
+                f"--role looks at what a file says, and {path} is not there; name one with -c FILE"
+            )
         yield from _cluster(endpoint or default_endpoint())
         return
     from sdcpd.config import ConfigError, load_config
     from sdcpd.doctor.host import host_findings, port_findings
-    from sdcpd.doctor.peers import instance_findings, path_findings
+    from sdcpd.doctor.peers import cluster_findings, instance_findings, path_findings
     from sdcpd.reload import flat
 
     try:
@@ -96,7 +100,7 @@ def _findings(
         yield from instance_findings(instance.label, answer, started=started)
         yield from path_findings(config, instance)
         if instance.role == "router" and not isinstance(answer, str):
-            yield from _cluster_of(answer)
+            yield from cluster_findings(answer)
 
 
 def _instances(config: Config, roles: tuple[str, ...]) -> Iterator[Instance]:
@@ -126,7 +130,7 @@ def _status(config: Config, instance: Instance) -> dict[str, Any] | str:
 def _cluster(socket: Path) -> Iterator[Finding]:
     """A cluster without a file, such as that of sdcpd dev."""
     from sdcpd.admin_client import AdminRefused, AdminUnreachable, ask
-    from sdcpd.doctor.peers import instance_findings
+    from sdcpd.doctor.peers import JOURNAL, TERMINAL, cluster_findings, instance_findings
 
     try:
         answer = ask(socket, "GET", "/status")
@@ -135,10 +139,5 @@ def _cluster(socket: Path) -> Iterator[Finding]:
         return
     yield from instance_findings(f"{answer['role']} {answer['name']}", answer)
     if answer["role"] == "router":
-        yield from _cluster_of(answer)
-
-
-def _cluster_of(answer: dict[str, Any]) -> Iterator[Finding]:
-    from sdcpd.doctor.peers import cluster_findings
-
-    yield from cluster_findings(answer)
+        log = TERMINAL if is_dev(socket) else JOURNAL
+        yield from cluster_findings(answer, log=log)

@@ -52,6 +52,14 @@ def default_endpoint(run: Path = RUN) -> Path:
     )
 
 
+def is_dev(socket: Path) -> bool:
+    """Whether a socket is that of the router of the running `sdcpd dev`."""
+    from sdcpd.admin_client import dev_state_path
+
+    state = dev_state_path()
+    return state is not None and _dev_router(state) == socket
+
+
 def _dev_router(state: Path) -> Path | None:
     """The router's socket in `dev.json`; None where there is no such cluster any more."""
     try:

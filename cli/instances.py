@@ -70,7 +70,8 @@ def drain(name: str, *, move: bool, wait: bool, endpoint: Path | None) -> None:
     while wait and answer["sessions"]:
         time.sleep(POLL_S)  # between two looks
         answer = ask_instance(endpoint, "POST", "/instances/drain", body | {"move": False})
-    echo(f"{answer['instance']} is draining; sessions left there: {answer['sessions']}")
+    moving = f", {answer['moving']} sent elsewhere" if answer["moving"] else ""
+    echo(f"{answer['instance']} is draining; sessions left there: {answer['sessions']}{moving}")
 
 
 @instances.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cli.output import output_option, show_list
 from cli.text import echo
 
 PREFIX = "sk-sdcp-"
+_LINE = re.compile(r".+?:sha256:[0-9a-fA-F]{64}")
 FILE = Path("/etc/sdcpd/secrets/api-keys")
 file_option = click.option(
     "--file",
@@ -56,11 +58,24 @@ def add(name: str, path: Path) -> None:
 @output_option
 def list_(path: Path, output: str) -> None:
     """List the names of keys."""
+    entries = _read(path)
     found = [
-        {"name": name, "sha256": line.rpartition(":")[2][:12]} for name, line in _read(path) if name
+        {"name": name, "sha256": line.rpartition(":")[2][:12]}
+        for name, line in entries
+        if name and _LINE.fullmatch(line.strip())
     ]
     columns = (("NAME", "name"), ("SHA256", "sha256"))
     show_list(found, columns, name="keys", output=output, none=f"{path} has no key")
+    wrong = [
+        str(number)
+        for number, (name, line) in enumerate(entries, 1)
+        if not (_is_comment(line) or (name and _LINE.fullmatch(line.strip())))
+    ]
+    if wrong:
+        raise CtlError(
+            f"{path}: line {', '.join(wrong)}: not name:sha256:hex, so that a router refuses the"
+            " whole file; correct it or take it out"
+        )
 
 
 @keys.command()

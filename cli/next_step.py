@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 INSTALLED = "/etc/sdcpd/certs"
+UNITS = "/usr/lib/systemd/system"
 SERVING_ROLES = ("router", "verifier", "drafter")
 
 
@@ -48,13 +49,31 @@ def _there(folder: Path, host: str, instances: Sequence[tuple[str, str]]) -> lis
     copy = " ".join(shlex.quote(str(one)) for one in files)
     address = f"[{host}]" if ":" in host else host
     keys = " ".join(f"{INSTALLED}/{role}.{name}.key" for role, name in instances)
-    units = " ".join(f"sdcpd@{role}-{name}" for role, name in _serving(instances))
     lines = [
         f"Next, for {host}:",
         f"  scp {copy} root@{address}:{INSTALLED}/",
         f"  ssh root@{host} 'chgrp sdcpd {keys} && chmod 0640 {keys}'",
     ]
-    return [*lines, f"  start there: systemctl enable --now {units}"] if units else lines
+    return lines + _starting(_serving(instances))
+
+
+def _starting(serving: Sequence[tuple[str, str]]) -> list[str]:
+    """Instances of one name have it from the file; the others from the names of their units."""
+    names = {name for _, name in serving}
+    if not serving:
+        return []
+    if len(names) == 1:
+        units = " ".join(f"sdcpd@{role}" for role, _ in serving)
+        lines = [f'  in its configuration file, in [node]: name = "{serving[0][1]}"']
+    else:
+        units = " ".join(f"sdcpd@{role}-{name}" for role, name in serving)
+        lines = [
+            f"  cp -r {UNITS}/sdcpd@router.service.d"
+            f" /etc/systemd/system/sdcpd@{role}-{name}.service.d"
+            for role, name in serving
+            if role == "router"
+        ]
+    return [*lines, f"  start there: systemctl enable --now {units}"]
 
 
 def _here(folder: Path, trust_domain: str, instances: Sequence[tuple[str, str]]) -> list[str]:

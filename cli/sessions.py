@@ -36,6 +36,11 @@ def sessions() -> None:
 @output_option
 def list_(state: str | None, endpoint: Path | None, output: str) -> None:
     """List the open sessions."""
+    from sdcpd.protocol.router import Phase
+
+    phases = [one.value for one in Phase if one is not Phase.CLOSED]
+    if state is not None and state not in phases:
+        raise click.UsageError(f"--state {state}: a session is one of {', '.join(phases)}")
     found = ask_router(endpoint)["sessions"]
     chosen = [one for one in found if state in (None, one["phase"])]
     show_list(chosen, COLUMNS, name="sessions", output=output, none="no open session")
@@ -69,29 +74,43 @@ def watch(session: str, endpoint: Path | None, output: str) -> None:
     Without SESSION the one that began or ended last.
     """
     lines = follow_instance(endpoint, "/sessions/watch", {"session": session})
-    count = passes = 0
+    count = passes = unknown = 0
     for line in lines:
         if output == "jsonl":
             echo(line)
             continue
         value = json.loads(line)
         count += value.get("tokens", 0)
-        passes += len(value.get("rounds", ()))
+        known = [one for one in value.get("rounds", ()) if not _is_unknown(one)]
+        passes += len(known)
+        unknown += len(value.get("rounds", ())) - len(known)
         click.echo("".join(map(strip, value.get("rounds", ()))), nl=False, color=_colour())
         if "end" in value:
-            per_pass = f"{count / passes:.1f}" if passes else "-"
-            echo(f"{value['rest']}\n{count} tokens, {per_pass} per pass of the target")
+            told = f", {count / passes:.1f} per pass of the target" if passes else ""
+            if unknown:
+                told = "; how those of an earlier verifier were made is not known any more"
+            echo(f"{value['rest']}\n{count} tokens{told}")
             if value["end"] != "finished":
                 raise CtlError(value["end"])
 
 
 def strip(one: dict[str, Any]) -> str:
-    """A round as a piece of the strip: [accepted ~rejected~] own; self-decoded in parentheses."""
+    """A round as a piece of the strip: [accepted ~rejected~] own; self-decoded in parentheses.
+
+    Text of which nobody knows the rounds stands as it is.
+    """
+    if _is_unknown(one):
+        return _shown(one["own"])
     if one["self_decoded"]:
         return click.style(f"({_shown(one['own'])})", fg="bright_black")
     rejected = click.style(f"~{_shown(one['rejected'])}~", fg="red") if one["rejected"] else ""
     accepted = click.style(_shown(one["accepted"]), fg="green")
     return f"[{accepted}{rejected}]{click.style(_shown(one['own']), fg='blue', bold=True)}"
+
+
+def _is_unknown(one: dict[str, Any]) -> bool:
+    """Whether no verifier that is there has made it: there was another before a failover."""
+    return not one.get("known", True)
 
 
 def _shown(text: str) -> str:

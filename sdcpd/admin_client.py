@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+NAME_ONE = "name an admin socket, such as unix:/run/sdcpd/router/admin.sock"
+FOREIGN = f"something else answers there; {NAME_ONE}"
+
 
 def dev_state_path() -> Path | None:
     """Where a running `sdcpd dev` leaves its `dev.json`, if the session has such a place."""
@@ -23,7 +26,11 @@ class AdminUnreachable(Exception):
 
 
 class AdminRefused(Exception):
-    """The instance answered with an error."""
+    """The instance answered with an error; `status` is that of HTTP."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -48,20 +55,28 @@ def ask(
     """Send one request; raises AdminUnreachable or AdminRefused."""
     octets = None if body is None else json.dumps(body).encode()
     status, said = _exchange(path, method, resource, octets, timeout_s=timeout_s)
+    answer = _object(path, said)
+    if status != 200:
+        raise AdminRefused(str(answer.get("error", f"status {status}")), status=status)
+    return answer
+
+
+def _object(path: Path, said: bytes) -> dict[str, Any]:
+    """A JSON object; raises AdminUnreachable for what no instance would say."""
     try:
         answer = json.loads(said)
-    except ValueError as e:
-        raise AdminUnreachable(f"admin socket {path} does not answer: {e}") from e
-    if status != 200:
-        raise AdminRefused(str(answer.get("error", f"status {status}")))
-    return dict(answer)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise AdminUnreachable(f"{path} is no admin socket of sdcpd: {FOREIGN}")
+    return answer
 
 
 def fetch(path: Path, resource: str, *, timeout_s: float = 10.0) -> str:
     """What an instance shows as text, such as /metrics; raises as `ask` does."""
     status, said = _exchange(path, "GET", resource, None, timeout_s=timeout_s)
     if status != 200:
-        raise AdminRefused(f"{resource}: status {status}")
+        raise AdminRefused(f"{resource}: status {status}", status=status)
     return said.decode()
 
 
@@ -72,8 +87,8 @@ def follow(
     octets = json.dumps(body).encode()
     with _answered(path, "POST", resource, octets, timeout_s=timeout_s) as response:
         if response.status != 200:
-            said = json.loads(response.read())
-            raise AdminRefused(str(said.get("error", f"status {response.status}")))
+            said, status = _object(path, response.read()), response.status
+            raise AdminRefused(str(said.get("error", f"status {status}")), status=status)
         for line in response:
             yield line.decode().rstrip("\n")
 
@@ -103,6 +118,8 @@ def _answered(
             f"admin socket {path}: permission denied; join the group that owns it, or use sudo"
         ) from e
     except ConnectionRefusedError as e:
+        if not path.is_socket():
+            raise AdminUnreachable(f"{path} is no socket; {NAME_ONE}") from e
         raise AdminUnreachable(
             f"nobody listens at admin socket {path}; the instance that made it has died, start it"
         ) from e
@@ -110,7 +127,9 @@ def _answered(
         raise AdminUnreachable(
             f"admin socket {path} has not answered for {timeout_s:g} s; look at the instance's log"
         ) from e
-    except (OSError, http.client.HTTPException) as e:
+    except (OSError, http.client.IncompleteRead) as e:
         raise AdminUnreachable(f"admin socket {path} does not answer: {e}") from e
+    except http.client.HTTPException as e:
+        raise AdminUnreachable(f"{path} is no admin socket of sdcpd: {FOREIGN}") from e
     finally:
         connection.close()

@@ -29,6 +29,10 @@ class ClusterRefused(Exception):
     """The request can't be met; one sentence for a person."""
 
 
+class ClusterUnknown(ClusterRefused):
+    """There is no such instance or session; one sentence for a person."""
+
+
 class ClusterAdmin:
     """Answers for one router."""
 
@@ -56,14 +60,19 @@ class ClusterAdmin:
         if on and move and role is InstanceRole.VERIFIER:
             self._check_other(instance)
         self._router.board.drain(instance.base, role, on=on)
-        if on and (move or role is InstanceRole.DRAFTER):
-            for one in self._sessions_of(instance, role):
-                if role is InstanceRole.DRAFTER:
-                    one.step(DrafterLost(instance.base))
-                else:
-                    one.step(VerifierLost(instance.base, "it is drained"))
-        left = len(self._sessions_of(instance, role))
-        return {"instance": instance.status.instance, "draining": on, "sessions": left}
+        leaves = on and (move or role is InstanceRole.DRAFTER)
+        moving = self._sessions_of(instance, role) if leaves else []
+        for one in moving:
+            if role is InstanceRole.DRAFTER:
+                one.step(DrafterLost(instance.base))
+            else:
+                one.step(VerifierLost(instance.base, "it is drained"))
+        return {
+            "instance": instance.status.instance,
+            "draining": on,
+            "sessions": len(self._sessions_of(instance, role)),
+            "moving": len(moving),
+        }
 
     async def show(self, body: dict[str, Any]) -> dict[str, Any]:
         """One session as its router knows it."""
@@ -92,7 +101,7 @@ class ClusterAdmin:
         routed = self._session(body.get("session"))
         if routed.machine.closed:
             raise ClusterRefused(f"session {routed.label} has ended already")
-        await routed.cancel()
+        await routed.cancel(by_operator=True)
         return {"session": routed.label, "committed": routed.machine.committed}
 
     async def watch(self, request: Request) -> Response | StreamingResponse:
@@ -101,7 +110,7 @@ class ClusterAdmin:
             routed = self._session(json.loads(request.body or b"{}").get("session"))
             output = await self._router.output(routed.machine.session)
         except (ClusterRefused, GenerationError, ValueError, AttributeError) as e:
-            return _json(409, {"error": str(e)})
+            return _json(404 if isinstance(e, ClusterUnknown) else 409, {"error": str(e)})
         assert output is not None, "the router knows it"
         lines = EventBody(self._lines(routed, output), ping_s=0)
         return StreamingResponse(200, (("content-type", "application/x-ndjson"),), lines)
@@ -149,19 +158,20 @@ class ClusterAdmin:
         if len(found) == 1:
             return found[0]
         known = ", ".join(one.status.instance for one in found or everyone) or "none"
-        what = "is the name of several" if found else "is no instance here"
-        raise ClusterRefused(f"{name} {what}; there are: {known}")
+        if found:
+            raise ClusterRefused(f"{name} is the name of several; there are: {known}")
+        raise ClusterUnknown(f"{name} is no instance here; there are: {known}")
 
     def _session(self, name: object) -> RoutedSession:
         sessions = [*self._router.ended_sessions, *self._router.sessions]
         if name == LAST:
             if not sessions:
-                raise ClusterRefused("there has been no session since the router's start")
+                raise ClusterUnknown("there has been no session since the router's start")
             return sessions[-1]
         session = parse_session_id(name) if isinstance(name, str) else None
         found = next((one for one in sessions if one.machine.session == session), None)
         if found is None:
-            raise ClusterRefused(
+            raise ClusterUnknown(
                 f"session {name} is not known to this router; sdcpctl sessions list shows those"
                 " that are open, and sdcpctl log show reads a log"
             )

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from sdcpd.admin_cluster import ClusterRefused
+from sdcpd.admin_cluster import ClusterRefused, ClusterUnknown
 from sdcpd.admin_logs import LogsRefused
 from sdcpd.engine.tokenizer import ChatTemplateError
 from sdcpd.metrics import MEDIA_TYPE as METRICS_TYPE
@@ -64,7 +64,7 @@ class JsonResources:
             return self._ready()
         resource = self._resources.get((request.method, request.path))
         if resource is None:
-            return _json(404, {"error": f"no such resource: {request.method} {request.path}"})
+            return _json(405, {"error": f"no such resource: {request.method} {request.path}"})
         try:
             body = json.loads(request.body) if request.body else {}
         except ValueError as e:
@@ -73,6 +73,8 @@ class JsonResources:
             if not isinstance(body, dict):
                 raise AdminError("the body must be a JSON object")
             return _json(200, {"schema": SCHEMA, **await resource(body)})
+        except ClusterUnknown as e:
+            return _json(404, {"error": str(e)})
         except (AdminError, ChatTemplateError, ClusterRefused, GenerationError, LogsRefused) as e:
             return _json(409, {"error": str(e)})
         except Exception:

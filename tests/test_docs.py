@@ -74,7 +74,7 @@ def test_commands_and_files_are_found_in_the_pages() -> None:
     shown = [" ".join(words) for page in PAGES for words in pages.command_lines(page)]
     assert any(line.startswith("sdcpctl certs init") for line in shown)
     assert any(line.startswith("sdcpd dev --once") for line in shown)
-    assert len(list(pages.files(QUICK))) == 3
+    assert len(list(pages.files(QUICK))) == 4
 
 
 @each_page
@@ -112,7 +112,8 @@ def three_hosts(directory: Path) -> Iterator[tuple[str, Path]]:
     lines = [words for words in pages.command_lines(QUICK) if words[1:3] == ["certs", "init"]]
     made = sdcpctl(*map(here, lines[0][1:]), cwd=directory)
     assert made.returncode == 0, made.stderr
-    for role, text in zip(names, pages.files(QUICK), strict=True):
+    hosts = [text for text in pages.files(QUICK) if "[node]" in text]
+    for role, text in zip(names, hosts, strict=True):
         host = directory / role
         (host / "conf.d").mkdir(parents=True)
         (host / "sdcpd.toml").write_text(here(text))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sdcpd.parts import Instance
 
 ACCEPT_MIN = 0.3
+JOURNAL = "journalctl -u 'sdcpd@{role}*' -n 50"
+TERMINAL = "the terminal of sdcpd dev has it"
 
 
 def path_findings(config: Config, instance: Instance) -> Iterator[Finding]:
@@ -60,14 +62,14 @@ def instance_findings(
         yield Finding("running", OK, f"{label} is ready, version {answer['version']}")
 
 
-def cluster_findings(answer: dict[str, Any]) -> Iterator[Finding]:
-    """What a router sees of its verifiers and drafters."""
+def cluster_findings(answer: dict[str, Any], *, log: str = JOURNAL) -> Iterator[Finding]:
+    """What a router sees of its verifiers and drafters; `log` says where a `{role}`'s log is."""
     instances = answer["instances"]
     for one in instances:
-        yield from _seen(one)
+        yield from _seen(one, log)
     for base_uri in answer.get("missing_verifiers", ()):
         text = f"verifier {base_uri}, which [router] verifiers names, has never reported.  Is it"
-        text += " running, with this base_uri?  Its log: journalctl -u 'sdcpd@verifier*'"
+        text += f" running, with this base_uri?  Its log: {log.format(role='verifier')}"
         yield Finding("cluster", WARN, text)
     for role in ("verifier", "drafter"):
         ready = [one for one in instances if (one["role"], one["state"]) == (role, "ready")]
@@ -79,7 +81,7 @@ def cluster_findings(answer: dict[str, Any]) -> Iterator[Finding]:
             text = "no drafter is ready: verifiers decode alone, without speculation.  Start one,"
             text += " and see"
         level = FAIL if role == "verifier" else WARN
-        yield Finding("cluster", level, f"{text} its log: journalctl -u 'sdcpd@{role}*' -n 50")
+        yield Finding("cluster", level, f"{text} its log: {log.format(role=role)}")
     engines = {one["engine"] for one in instances if one["role"] == "verifier" and one["engine"]}
     if len(engines) > 1:
         yield Finding(
@@ -91,9 +93,9 @@ def cluster_findings(answer: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _seen(one: dict[str, Any]) -> Iterator[Finding]:
+def _seen(one: dict[str, Any], log: str) -> Iterator[Finding]:
     who = f"{one['role']} {one['instance']} at {one['base_uri']}"
-    look = f"Look at its log: journalctl -u 'sdcpd@{one['role']}*' -n 50"
+    look = f"Look at its log: {log.format(role=one['role'])}"
     match one["state"]:
         case "expired":
             yield Finding("cluster", FAIL, f"{who}: no status for {one['seen_s']} s.  {look}")

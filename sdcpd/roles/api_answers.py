@@ -23,6 +23,8 @@ class Round:
     own: str
     """What the verifier wrote itself."""
     self_decoded: bool
+    known: bool = True
+    """Whether it is one round; else text that an earlier verifier wrote, in nobody knows which."""
 
 
 @dataclass(slots=True)

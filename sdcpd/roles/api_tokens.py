@@ -100,4 +100,4 @@ class Rounds:
 
 
 def _unknown(texts: Sequence[str]) -> list[Round]:
-    return [Round("", "", "".join(texts), self_decoded=False)] if texts else []
+    return [Round("", "", "".join(texts), self_decoded=False, known=False)] if texts else []

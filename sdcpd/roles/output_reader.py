@@ -24,6 +24,10 @@ from sdcpd.transport.http import Client, TransportError
 log = logging.getLogger("sdcpd.front_end")
 POLL_S = 10.0
 FAILED = "the session failed at its verifier"
+ENDED_BY_OPERATOR = (
+    "the session was ended by an operator of this service; what was committed until then was"
+    " delivered"
+)
 FENCED = (
     "the session was ended by a fence in its commit log, at epoch {epoch}, which another router or"
     " sdcpctl log fence wrote; what was committed until then was delivered, ask again for more"
@@ -255,6 +259,8 @@ class OutputReader:
         """What to say of a session that has ended without having finished."""
         if (epoch := self._session.machine.fenced_at) is not None:
             return FENCED.format(epoch=epoch)
+        if self._session.cancelled_by_operator:
+            return ENDED_BY_OPERATOR
         return CANCELLED if self._session.cancelled else FAILED
 
     def _lost(self, verifier: str, reason: str, epoch: int) -> None:

@@ -77,7 +77,8 @@ class RoutedSession:
         self.place: tuple[str, int] | None = None
         """Verifier and epoch that serve the session, once it is open."""
         self.cancelled = False
-        """Whether it was ended early, for want of a client."""
+        """Whether it was ended early, for want of a client or by an operator."""
+        self.cancelled_by_operator = False
         self.readers = 0
         """Clients that have come back to it and read; it goes on for them."""
         self._context = context
@@ -103,9 +104,10 @@ class RoutedSession:
         """Wait until the session has moved or ended."""
         await self._changed.wait()
 
-    async def cancel(self) -> None:
+    async def cancel(self, *, by_operator: bool = False) -> None:
         """End the session; one that is still being opened ends as soon as it is open."""
         self.cancelled = True
+        self.cancelled_by_operator |= by_operator
         if self.place is None or self.machine.closed:
             return
         await self._end_at_verifier(*self.place)

@@ -106,14 +106,15 @@ def test_what_to_copy_exists_and_goes_where_the_configuration_looks() -> None:
         assert not any("ca.key" in file for file in files)
         folder = Path(target.partition(":")[2])
         role, _, name = text.partition("-")
-        instance = Instance(role, name, text)
+        instance = Instance(role, name, role)
         tls = Config().tls
         wanted = {instance.fill(template) for template in (tls.ca, tls.cert, tls.key)}
         assert {folder / Path(file).name for file in files} == wanted
     for command in steps(lines, "ssh"):
         assert re.fullmatch(r"chgrp sdcpd (\S+\.key) && chmod 0640 \1", command[2])
     starts = [line.split()[-1] for line in lines if "systemctl enable" in line]
-    assert starts == ["sdcpd@router-r0", "sdcpd@verifier-v0"]
+    assert starts == ["sdcpd@router", "sdcpd@verifier"]
+    assert [line.split()[-1] for line in lines if "[node]: name" in line] == ['"r0"', '"v0"']
     assert any('trust_domain = "lab.example" in [node]' in line for line in lines)
     assert lines[-1] == "Check: sdcpctl certs check 'my pki'"
 
@@ -123,6 +124,15 @@ def test_files_of_one_host_are_copied_together() -> None:
     (copy,) = steps(lines, "scp")
     assert len(copy) == 1 + 5 + 1
     assert "  start there: systemctl enable --now sdcpd@verifier-v0 sdcpd@drafter-d0" in lines
+    assert not any("name =" in line for line in lines)
+
+
+def test_a_router_with_a_name_of_its_own_gets_its_drop_in() -> None:
+    """The folder of the unit `sdcpd@router` is that of no other instance."""
+    lines = good("init", "router/r0=https://gpu1.lab:7442/", "drafter/d0=https://gpu1.lab:7444/")
+    (copy,) = [line.split() for line in lines if line.startswith("  cp -r")]
+    assert copy[2].endswith("/sdcpd@router.service.d")
+    assert copy[3] == "/etc/systemd/system/sdcpd@router-r0.service.d"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])

@@ -173,10 +173,16 @@ async def test_with_all_verifiers_drained_new_texts_are_refused(tmp_path: Path) 
 
 async def test_names_that_are_none(tmp_path: Path) -> None:
     async with ctl(tmp_path) as c:
-        for arguments in (("drain", "v9"), ("undrain", "x"), ("drain", "")):
+        for arguments in (("drain", "v9"), ("undrain", "x")):
             done = await c("instances", *arguments)
-            assert done.code == 1
-            assert "there are: " in done.err or "name an instance" in done.err
+            assert done.code == 5 and "there are: " in done.err
+        done = await c("instances", "drain", "")
+        assert done.code == 1 and "name an instance" in done.err
+        for command in ("show", "cancel", "watch"):
+            done = await c("sessions", command, "A" * 22)
+            assert done.code == 5 and "is not known to this router" in done.err
+        done = await c("sessions", "list", "--state", "asleep")
+        assert done.code == 2 and "running" in done.err
         assert (await c("instances", "show", "v9")).code == 5
         shown = json.loads((await c("instances", "show", "v0", "-o", "json")).out)
         assert (shown["schema"], shown["role"]) == ("sdcpctl/v1", "verifier")
@@ -185,7 +191,7 @@ async def test_names_that_are_none(tmp_path: Path) -> None:
 async def test_a_session_is_shown_followed_and_ended(tmp_path: Path) -> None:
     async with ctl(tmp_path) as c:
         assert (await c("sessions", "list")).out == "no open session\n"
-        assert (await c("sessions", "watch")).code == 1
+        assert (await c("sessions", "watch")).code == 5
         text = c.begin(300)
         await c.committed(1)
         listed = json.loads((await c("sessions", "list", "-o", "json")).out)["sessions"]
@@ -207,6 +213,28 @@ async def test_a_session_is_shown_followed_and_ended(tmp_path: Path) -> None:
         await c.committed(1)
         done = await c("sessions", "cancel", "last")
         assert done.code == 0, done.err
-        with pytest.raises(GenerationError):
+        with pytest.raises(GenerationError, match="ended by an operator of this service"):
             await text
         assert not c.cluster.router.sessions
+
+
+async def test_text_of_before_a_failover_is_not_shown_as_a_round(tmp_path: Path) -> None:
+    async with ctl(tmp_path) as c:
+        text = c.begin(300)
+        await c.committed(20)
+        (routed,) = c.cluster.router.sessions
+        moved = await c("instances", "drain", routed.machine.verifier, "--move")
+        assert moved.code == 0 and "1 sent elsewhere" in moved.out, moved.err
+        async with asyncio.timeout(10):
+            while routed.machine.failovers == 0 or routed.place is None:
+                await asyncio.sleep(0)
+        followed = await c("sessions", "watch", "last", "-o", "jsonl")
+        rounds = [
+            one for line in followed.out.splitlines() for one in json.loads(line).get("rounds", [])
+        ]
+        assert [one["known"] for one in rounds[:2]] == [False, True]
+        assert sum(not one["known"] for one in rounds) == 1
+        assert len(rounds[0]["own"]) >= 20
+        strip = (await c("sessions", "watch", "last")).out
+        assert not strip.startswith("[") and "of an earlier verifier" in strip
+        assert await text == c.text(300)

@@ -52,3 +52,13 @@ def test_a_new_file_is_for_the_owner_and_the_group(file: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o640
     assert keys(file / "x", "add", "bob").exit_code == 1
     assert keys(file.parent / "none", "list").exit_code == 1
+
+
+def test_lines_that_are_none_are_told_with_their_numbers(tmp_path: Path) -> None:
+    """The router refuses a file with such a line as a whole."""
+    path = tmp_path / "keys"
+    path.write_text(f"# mine\nbroken\na:sha256:{'0' * 64}\nb:sha256:12\n:sha256:{'0' * 64}\n")
+    listed = keys(path, "list")
+    assert listed.exit_code == 1
+    assert "line 2, 4, 5: not name:sha256:hex" in listed.output
+    assert "000000000000" in listed.output and "broken" not in listed.output

@@ -261,7 +261,21 @@ def test_a_refusal_exits_1(tmp_path: Path) -> None:
 def test_an_answer_that_is_no_http_exits_3(tmp_path: Path) -> None:
     result = ask(tmp_path, b"SSH-2.0-x\r\n")
     assert result.exit_code == 3
-    assert "does not answer" in result.stderr
+    assert "is no admin socket of sdcpd" in result.stderr
+
+
+@pytest.mark.parametrize("body", ["[]", "<html>"])
+def test_an_answer_that_is_no_object_exits_3(tmp_path: Path, body: str) -> None:
+    said = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+    result = ask(tmp_path, said)
+    assert result.exit_code == 3
+    assert "is no admin socket of sdcpd" in result.stderr
+
+
+def test_a_file_that_is_no_socket_exits_3(tmp_path: Path) -> None:
+    (tmp_path / "a.sock").write_text("not one")
+    result = CliRunner().invoke(main, ["status", "--endpoint", f"unix:{tmp_path}/a.sock"])
+    assert result.exit_code == 3 and "is no socket; name an admin socket" in result.stderr
 
 
 def test_no_socket_exits_3(tmp_path: Path) -> None:

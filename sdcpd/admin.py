@@ -21,7 +21,7 @@ from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.uris import session_path_id
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.generation import GenerationRequest
-from sdcpd.roles.overview import instances_in_full
+from sdcpd.roles.overview import digest_text, instances_in_full
 from sdcpd.roles.router import Router
 from sdcpd.roles.verifier import Verifier
 
@@ -57,6 +57,7 @@ class RouterAdmin(JsonResources):
             **_about("router", self._name, self._begun),
             "base_uri": self._router.config.base_uri,
             "model": self._text.name,
+            "tokenizer": digest_text(self._text.digest),
             "api": self._api,
             **self.readiness(),
             "reason": self._router.readiness().reason,

@@ -14,13 +14,14 @@ from sdcpd.engine.drafters import ROW_TOKENS_MAX, ModelDrafter
 from sdcpd.engine.fingerprint import fingerprint
 from sdcpd.engine.model import LlamaModel
 from sdcpd.engine.model_config import DTYPES, read_config
+from sdcpd.engine.model_files import model_digest, tokenizer_digest
 from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.parallel import Followers
 from sdcpd.engine.runner import PASS_ROWS_MAX, Runner
 from sdcpd.engine.self_check import choose_shape
 from sdcpd.engine.shard import Shard
 from sdcpd.engine.target import LlamaTarget
-from sdcpd.engine.weights import Weights, model_digest, tokenizer_digest
+from sdcpd.engine.weights import Weights
 
 Report = Callable[[str], None]
 MIB = 1 << 20

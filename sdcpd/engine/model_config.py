@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from sdcpd.engine.api import ModelError
+from sdcpd.engine.model_files import read_json, require
 from sdcpd.engine.rope import Rope, ropes_of, unsupported_scaling
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -81,27 +81,6 @@ class ModelConfig:
     bos: int | None
     eos: tuple[int, ...]
     dtype: torch.dtype
-
-
-def require(path: Path, what: str) -> Path:
-    """The path, if there is a file; raises ModelError."""
-    if not path.is_file():
-        raise ModelError(
-            f"model directory {path.parent}: {path.name} is missing ({what}); "
-            "expected a Hugging Face directory with config.json, *.safetensors and tokenizer.json"
-        )
-    return path
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; raises ModelError."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as e:
-        raise ModelError(f"{path}: not readable as JSON ({e}); fetch the file again") from e
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: holds no JSON object; fetch the file again")
-    return value
 
 
 def read_config(directory: Path) -> ModelConfig:

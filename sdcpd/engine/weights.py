@@ -1,9 +1,7 @@
-"""The weights of a Hugging Face model directory: its files, their digests (D-C9), their tensors."""
+"""The weights of a Hugging Face model directory: their tensors, one after the other."""
 
 from __future__ import annotations
 
-import hashlib
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,63 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sdcpd.engine.api import ModelError
-from sdcpd.engine.digests import file_digest
-from sdcpd.engine.model_config import read_json, require
+from sdcpd.engine.model_files import weight_files
 
 REPORT_EVERY_S = 2.0
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The `*.safetensors` files, in ascending octet order of name; raises ModelError."""
-    files = sorted(directory.glob("*.safetensors"), key=lambda p: p.name.encode())
-    if not files:
-        require(directory / "model.safetensors", "the weights")
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        for name in sorted(set(read_json(index).get("weight_map", {}).values())):
-            require(directory / name, "a weight file named in model.safetensors.index.json")
-    return files
-
-
-def digest_files(
-    paths: list[Path],
-    label: str,
-    *,
-    remembered: Path | None = None,
-    report: Callable[[str], None] = lambda _: None,
-) -> bytes:
-    """SHA-256 of one file, or of the names and digests of several (D-C9); raises ModelError."""
-    try:
-        digests = [file_digest(path, remembered=remembered, report=report) for path in paths]
-    except OSError as e:
-        raise ModelError(f"{e.filename}: not readable ({e.strerror}); check the file") from e
-    if len(paths) == 1:
-        return digests[0]
-    total = hashlib.sha256(label.encode() + b"\0")
-    for path, digest in zip(paths, digests, strict=True):
-        name = path.name.encode()
-        total.update(struct.pack(">I", len(name)) + name + digest)
-    return total.digest()
-
-
-def model_digest(
-    directory: Path,
-    *,
-    remembered: Path | None = None,
-    report: Callable[[str], None] = lambda _: None,
-) -> bytes:
-    """The contract's `target` (or drafter) digest of a directory's weights; raises ModelError.
-
-    `remembered` is the file of digests.py; None hashes anew.
-    """
-    files = weight_files(directory)
-    return digest_files(files, "SDCP-WEIGHTS-1", remembered=remembered, report=report)
-
-
-def tokenizer_digest(directory: Path) -> bytes:
-    """The contract's `tokenizer` digest."""
-    path = require(directory / "tokenizer.json", "the tokenizer")
-    return digest_files([path], "SDCP-TOKENIZER-1")
 
 
 class Weights:

@@ -20,8 +20,20 @@ def instances_of(board: Board) -> list[dict[str, Any]]:
 
 def instances_in_full(board: Board) -> list[dict[str, Any]]:
     """The same with what operators need beside it: where each is, and its engine."""
-    more = [{"base_uri": one.base, "engine": one.status.engine} for one in board.all()]
+    more = [
+        {
+            "base_uri": one.base,
+            "engine": one.status.engine,
+            "model": None if one.status.model is None else digest_text(one.status.model),
+        }
+        for one in board.all()
+    ]
     return [short | full for short, full in zip(instances_of(board), more, strict=True)]
+
+
+def digest_text(digest: bytes) -> str:
+    """A digest as the configuration has it."""
+    return f"sha256:{digest.hex()}"
 
 
 def overview_of(board: Board, *, sessions: int, counts: Mapping[str, int]) -> dict[str, Any]:

@@ -15,11 +15,11 @@ import torch
 from sdcpd.engine.api import ContextFull, DraftWork, EngineError, ModelError, Prefix, Score
 from sdcpd.engine.load import load_target
 from sdcpd.engine.model_config import read_config
+from sdcpd.engine.model_files import model_digest, weight_files
 from sdcpd.engine.model_settings import ModelSettings
 from sdcpd.engine.ngram import NgramDrafter, NgramIndex
 from sdcpd.engine.scheduler import PrefillPace, plan
 from sdcpd.engine.target import LlamaTarget
-from sdcpd.engine.weights import model_digest, weight_files
 from sdcpd.protocol.acceptance import check_rows
 from sdcpd.protocol.messages import Sampling
 from tests.engine.conftest import dense, drafter_of

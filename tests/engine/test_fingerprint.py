@@ -13,8 +13,8 @@ import torch
 from sdcpd.engine.api import ModelError
 from sdcpd.engine.fingerprint import _cpu_name, fingerprint
 from sdcpd.engine.load import load_drafter, load_target
+from sdcpd.engine.model_files import model_digest
 from sdcpd.engine.model_settings import ModelSettings
-from sdcpd.engine.weights import model_digest
 from tests.engine.conftest import runner_of
 
 

@@ -223,8 +223,8 @@ class DevCluster:
         except (AdminUnreachable, AdminRefused) as e:
             raise DevError(str(e)) from e
 
-    def write_state(self) -> Path:
-        """Write `dev.json`, and point to it from where `sdcpctl` looks."""
+    def write_state(self, *, announce: bool = True) -> Path:
+        """Write `dev.json`; `announce`: point to it from where `sdcpctl` looks."""
         port = self.options.port
         state = {
             "api": None if port is None else f"http://127.0.0.1:{port}/v1",
@@ -247,7 +247,7 @@ class DevCluster:
         path = self.directory / "dev.json"
         path.write_text(json.dumps(state, indent=1) + "\n")
         link = dev_state_path()
-        if link is not None:
+        if announce and link is not None:
             link.parent.mkdir(mode=0o700, exist_ok=True)
             link.unlink(missing_ok=True)
             link.symlink_to(path)

@@ -57,7 +57,8 @@ def _run(cluster: DevCluster, request: OnceRequest | None, say: Say) -> int:
     cluster.wait_ready()
     for process in cluster.processes:
         say(_line(process))
-    cluster.write_state()
+    # One that writes a text and ends must not take the place of one that somebody works with.
+    cluster.write_state(announce=request is None)
     say(f"ready in {time.monotonic() - begin:.1f} s")
     if request is not None:
         return _once(cluster, request)

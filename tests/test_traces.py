@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from sdcpd.protocol.messages import Sampling
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.traces import Place, Tracer, read_traceparent
 from tests.kit.api import STORY, Api, Scripted, cluster_api, served, tokenizer
+from tests.kit.certs import CertKit
 from tests.kit.cluster import Cluster, cluster
 from tests.kit.dev import dev
 
@@ -271,7 +273,7 @@ async def test_requests_that_fail(sink: Collector) -> None:
 
 
 async def test_another_verifier_goes_on_with_the_trace(sink: Collector) -> None:
-    """R-6.9-1: the new opening is told of the same span."""
+    """Its opening is told of the same span."""
     sender = export.Export(sink.endpoint)
     async with cluster(drafters=1, verifiers=2) as made:
         for verifier in made.verifiers.values():
@@ -321,6 +323,19 @@ async def _until(so: Any) -> None:
     async with asyncio.timeout(10):
         while not so():
             await asyncio.sleep(0.01)
+
+
+async def test_a_collector_with_https(tmp_path: Path) -> None:
+    """Its certificate is held against the authority that is configured."""
+    kit = CertKit(tmp_path)
+    leaf = kit.leaf()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(leaf.crt_path, leaf.key_path)
+    with collector(context) as sink:
+        sender = export.Export(sink.endpoint, ca=kit.ca)
+        _tell(sender.tracer(role="router", name="r0"))
+        await sender.aclose()
+    assert len(sink.spans) == 1
 
 
 async def test_the_end_waits_for_no_collector(

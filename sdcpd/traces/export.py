@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -68,8 +69,11 @@ class _Sender(SpanExporter):
 
     def __init__(self, url: str, *, ca: Path | None) -> None:
         self._url = url
+        session = requests.Session()
+        # REQUESTS_CA_BUNDLE of the environment would count for more than what is configured.
+        session.trust_env = ca is None
         self._inner = OTLPSpanExporter(
-            endpoint=url, certificate_file=str(ca) if ca else None, timeout=SEND_S
+            endpoint=url, certificate_file=str(ca) if ca else None, timeout=SEND_S, session=session
         )
         self._failing = False
         self._closed = threading.Event()
@@ -77,14 +81,15 @@ class _Sender(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send some; called by the thread of the queue."""
+        self._said.first = ""
         result = self._inner.export(spans)
         failed = result is not SpanExportResult.SUCCESS
-        if failed and not self._failing and not self._closed.is_set():
+        if failed and not self._failing:
             log.warning(
                 "traces are not taken by %s: %s; they are dropped until they are, and nothing "
                 "waits for them",
                 self._url,
-                self._said.last,
+                self._said.first or "no reason is known",
             )
         elif self._failing and not failed:
             log.info("traces are taken by %s again", self._url)
@@ -103,11 +108,14 @@ class _Sender(SpanExporter):
 
 
 class _Said(logging.Handler):
-    """Takes what OpenTelemetry logs, a line for each batch, and keeps the last of it."""
+    """Takes what OpenTelemetry logs, a line for each try, and keeps the first of a batch.
+
+    What it says at last is that it has given up.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.last = "no reason is known"
+        self.first = ""
         self._dropped = False
         logger = logging.getLogger("opentelemetry")
         logger.handlers, logger.propagate = [self], False
@@ -116,7 +124,8 @@ class _Said(logging.Handler):
         """See logging.Handler."""
         text = record.getMessage()
         if not text.startswith("Queue full"):
-            self.last = " ".join(text.split())[:300]
+            why = " ".join(text.split()).removeprefix("Transient error ")
+            self.first = self.first or why.partition(" encountered while ")[0][:300]
         elif not self._dropped:
             self._dropped = True  # once is enough: whoever reads it lowers the share
             log.warning(

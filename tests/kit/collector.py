@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -42,10 +43,11 @@ class Collector:
     spans: list[Got] = field(default_factory=list)
     batches: int = 0
     paths: set[str] = field(default_factory=set)
+    scheme: str = "http"
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def take(self, path: str, body: bytes) -> None:
         self.paths.add(path)
@@ -65,9 +67,9 @@ class Collector:
 
 
 @contextmanager
-def collector() -> Iterator[Collector]:
+def collector(tls: ssl.SSLContext | None = None) -> Iterator[Collector]:
     """One that listens."""
-    made = Collector()
+    made = Collector(scheme="https" if tls else "http")
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -80,6 +82,8 @@ def collector() -> Iterator[Collector]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     made.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()

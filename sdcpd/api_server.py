@@ -63,7 +63,8 @@ async def start_api(
     from sdcpd.roles.frontend import FrontEnd
 
     try:
-        front_end = FrontEnd(router, text, settings.api_settings(section, parts.config))
+        api = settings.api_settings(section, parts.config)
+        front_end = FrontEnd(router, text, api, tracer=parts.tracer(instance))
     except KeysError as e:
         raise StartError(f"[api] keys_file: {e}", status=78) from e
     parts.stack.push_async_callback(front_end.aclose)

@@ -26,6 +26,7 @@ from sdcpd.config_sections import (
     RouterSection,
     Section,
     TlsSection,
+    TracesSection,
     TransportSection,
     VerifierSection,
 )
@@ -57,6 +58,7 @@ class Config(Section):
     api: ApiSection | None = None
     admin: AdminSection = AdminSection()
     metrics: MetricsSection = MetricsSection()
+    traces: TracesSection = TracesSection()
     log: LogSection = LogSection()
 
     def instance_name(self, name: str | None) -> str:

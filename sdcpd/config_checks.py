@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from sdcpd.config_tiers import tier_problems
 
 if TYPE_CHECKING:
     from sdcpd.config import Config
-    from sdcpd.config_sections import MlcSection
+    from sdcpd.config_sections import MlcSection, TracesSection
 
 
 def cross_problems(config: Config, where: Callable[[tuple[str, ...]], str]) -> list[str]:
@@ -52,6 +53,7 @@ def cross_problems(config: Config, where: Callable[[tuple[str, ...]], str]) -> l
     problems += [f"{at('mlc', 'tiers')}: {text}" for text in tiers]
     problems += [f"{at('mlc', *key)}: {text}" for key, text in _etcd_problems(config.mlc)]
     problems += [f"{at(*key)}: {text}" for key, text in _peer_problems(config)]
+    problems += [f"{at('traces', key)}: {text}" for key, text in _traces_problems(config.traces)]
     api = config.api
     for key, other in (("cert", "key"), ("key", "cert")):
         if api and getattr(api.tls, key) and not getattr(api.tls, other):
@@ -99,6 +101,27 @@ def _etcd_problems(mlc: MlcSection) -> Iterator[tuple[tuple[str, ...], str]]:
                 ("etcd", key),
                 f"mlc.etcd.{key} is of no use without {' and '.join(without)}; set that as well",
             )
+
+
+def _traces_problems(traces: TracesSection) -> Iterator[tuple[str, str]]:
+    """What is wrong with `[traces]`: a key, and what to do."""
+    if traces.endpoint and not _installed("opentelemetry.exporter.otlp.proto.http"):
+        yield (
+            "endpoint",
+            "traces.endpoint needs a package that is not installed: pip install 'sdcpd[otel]'",
+        )
+    if traces.ca and not traces.endpoint.startswith("https:"):
+        yield (
+            "ca",
+            "traces.ca is of no use without an endpoint that begins with https://; set that too",
+        )
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # what it lies in
+        return False
 
 
 def _loopback(host: str) -> bool:

@@ -30,6 +30,8 @@ def place_problems(config: Config, instances: Sequence[Instance]) -> Iterator[st
                     " take the entry away, or name another instance"
                 )
     yield from _more_than_memory(config.mlc)
+    if config.traces.ca:
+        yield from _unreadable(instances[0].fill(config.traces.ca))
 
 
 def path_problems(mlc: MlcSection, fill: Callable[[str], Path], logs: Path | None) -> Iterator[str]:
@@ -74,6 +76,13 @@ def _more_than_memory(mlc: MlcSection) -> Iterator[str]:
             f"mlc.tiers: pinned tiers take their memory at the start, {pinned_bytes >> 20} MiB, and"
             f" this machine has {memory_bytes >> 20} MiB: give them a smaller size"
         )
+
+
+def _unreadable(ca: Path) -> Iterator[str]:
+    try:
+        ca.read_bytes()
+    except OSError as e:
+        yield f"traces.ca {ca} cannot be read: {e.strerror}; put it there, or name another"
 
 
 def _absolute(path: Path) -> Path:

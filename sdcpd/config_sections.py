@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sdcpd.config_stores import (
     Bucket,
+    Collector,
     Endpoint,
     KeyPrefix,
     S3Endpoint,
@@ -280,6 +281,17 @@ class MetricsSection(Section):
 
     listen: Listen = ("127.0.0.1", 0)
     """Port 0: metrics are at the admin sockets alone."""
+
+
+class TracesSection(Section):
+    """`[traces]`"""
+
+    endpoint: Collector = ""
+    """Where spans are sent, over OTLP/HTTP; empty: nowhere."""
+    sample: Percent = 100
+    """Of requests that come without a trace of their own."""
+    ca: Template = ""
+    """Whose certificate the collector has, with https; empty: one of the usual authorities."""
 
 
 class LogSection(Section):

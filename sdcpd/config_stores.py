@@ -1,4 +1,4 @@
-"""The kinds of values that name stores outside this process: etcd, and buckets."""
+"""The kinds of values that name what is outside this process: etcd, buckets, a collector."""
 
 from __future__ import annotations
 
@@ -50,6 +50,15 @@ def _s3_endpoint(value: object) -> str:
     return value.rstrip("/")
 
 
+def _collector(value: object) -> str:
+    # As above.
+    if not isinstance(value, str) or not re.fullmatch(
+        r"(https?://[^/@?#\s]+(/[^@?#\s]*)?)?", value
+    ):
+        raise ValueError('must be a URL without user, as in "http://127.0.0.1:4318"')
+    return value.rstrip("/")
+
+
 def _s3_region(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9-]{0,64}", value):
         raise ValueError('must be the name of a region, as in "eu-central-1"')
@@ -62,3 +71,4 @@ Bucket = Annotated[str, BeforeValidator(_bucket)]
 S3Prefix = Annotated[str, BeforeValidator(_s3_prefix)]
 S3Endpoint = Annotated[str, BeforeValidator(_s3_endpoint)]
 S3Region = Annotated[str, BeforeValidator(_s3_region)]
+Collector = Annotated[str, BeforeValidator(_collector)]

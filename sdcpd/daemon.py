@@ -226,6 +226,7 @@ class Daemon:
             status_ttl_s=section.status_ttl,
             kv_tier=objects if section.keep_kv else None,
             health=self._parts.health(instance),
+            tracer=self._parts.tracer(instance),
         )
         self._parts.stack.push_async_callback(verifier.aclose)
         self._reloads.on_change(
@@ -270,6 +271,7 @@ class Daemon:
             kv_tier=objects if section.keep_kv else None,
             kv_owner=self._parts.name_of(identity),
             health=self._parts.health(instance),
+            tracer=self._parts.tracer(instance),
         )
         self._parts.stack.push_async_callback(drafter.aclose)
         metrics = Metrics.of_drafter(drafter)

@@ -25,6 +25,8 @@ from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.status import StatusReporter
 from sdcpd.roles.tasks import Tasks
 from sdcpd.same_host import SameHost
+from sdcpd.tracers import Tracers
+from sdcpd.traces import Tracer
 from sdcpd.transport.client import HttpClient
 from sdcpd.transport.http import Handler, Peer, Request, Response
 from sdcpd.transport.http1 import Http1Server
@@ -80,6 +82,7 @@ class Parts:
         self._routes: dict[str, Handler] = {}  # base URIs served in this process
         self.certificates = Certificates()
         self._same_host = SameHost() if config.mlc.local else None
+        self._tracers = Tracers(config.traces, self.stack)
         self._identities: dict[str, TlsIdentity] = {}
         self.on_fatal: Callable[[str], None] = log.critical
         """Told why the process must end."""
@@ -137,6 +140,11 @@ class Parts:
         self.certificates.on_renewal(identity, local.forget)
         self.stack.push_async_callback(local.aclose)
         return LoopbackClient(self._routes, peer, fallback=local, is_near=local.is_near)
+
+    def tracer(self, instance: Instance) -> Tracer | None:
+        """What an instance tells its spans to, if somebody takes them."""
+        ca = self.config.traces.ca
+        return self._tracers.of(instance.role, instance.name, ca=instance.fill(ca) if ca else None)
 
     def name_of(self, identity: TlsIdentity) -> str:
         """An instance of this process as its peers name it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -58,7 +58,8 @@ class Stores:
     async def tell_cache(self, _: dict[str, Any]) -> dict[str, Any]:
         """The process's cache, tier by tier, for the admin sockets."""
         stats = self._cache_stats()
-        return {"tiers": [asdict(one) for one in stats.parts or (stats,)]}
+        tiers = [asdict(replace(one, meter=None)) for one in stats.parts or (stats,)]
+        return {"tiers": [{k: v for k, v in one.items() if k != "meter"} for one in tiers]}
 
     async def logs(self, instance: Instance) -> LogStore:
         """A router's commit logs, on its disk or in etcd; raises TierError."""

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import xxhash
+
+if TYPE_CHECKING:
+    from tiers.meter import Meter
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class TierStats:
 
     `used_bytes` includes what each object costs beside its octets. `dropped` counts objects that
     a stack could not hand down, `failures` errors of the storage below. `pinned` tells whether the
-    memory is registered with the GPU's driver.
+    memory is registered with the GPU's driver. `meter` goes on counting, unlike the rest.
     """
 
     kind: str
@@ -67,6 +70,7 @@ class TierStats:
     dropped: int = 0
     failures: int = 0
     pinned: bool = False
+    meter: Meter | None = None
     parts: tuple[TierStats, ...] = ()
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from tiers.api import Entry, Key, TierStats
 from tiers.checksum import checksum, told
 from tiers.ledger import Ledger, Victim
+from tiers.meter import Metered
 
 # What an object costs beside its octets (dictionaries, account, names), so that very many very
 # small ones count as what they are.
@@ -19,7 +20,7 @@ EVICTED_AT_ONCE = 256  # some milliseconds of work
 Evicted = Callable[[Key, Entry], None]
 
 
-class HostTier:
+class HostTier(Metered):
     """Keeps objects in memory within a byte budget; all of it is lost when the process ends."""
 
     def __init__(
@@ -29,33 +30,31 @@ class HostTier:
         scope_bytes_max: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._ledger = Ledger(size_bytes, clock=clock, scope_bytes_max=scope_bytes_max)
         self._entries: dict[Key, Entry] = {}
         self._checksums: dict[Key, str] = {}
         self._on_evicted: Evicted | None = None
-        self._hits = self._misses = self._evicted = self._corrupt = 0
+        self._evicted = self._corrupt = 0
 
     def on_evicted(self, callback: Evicted) -> None:
         """Have objects that were evicted, and are worth it, offered to the tier below."""
         self._on_evicted = callback
 
-    async def get(self, key: Key) -> Entry | None:
+    async def _get(self, key: Key) -> Entry | None:
         entry = self._entries.get(key)
         if entry is None:
-            self._misses += 1
             return None
         if await checksum(entry.data) != self._checksums.get(key):
             if self._entries.get(key) is entry:
                 self._corrupt += 1
                 await self.delete(key)
-                self._misses += 1
                 return None
-            return await self.get(key)  # replaced or gone meanwhile
-        self._hits += 1
+            return await self._get(key)  # replaced or gone meanwhile
         self._ledger.touch(key)
         return entry
 
-    async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
+    async def _put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
         known = told(entry) or await checksum(entry.data)
         cost_bytes = len(entry.data) + OBJECT_BYTES
         await self._make_room(key, cost_bytes, entry.after)
@@ -103,8 +102,9 @@ class HostTier:
             leased_bytes=self._ledger.leased_bytes,
             leases=self._ledger.leases,
             objects=len(self._entries),
-            hits=self._hits,
-            misses=self._misses,
+            hits=self.meter.hits.total(),
+            misses=self.meter.misses.total(),
+            meter=self.meter,
             evicted=self._evicted,
             corrupt=self._corrupt,
         )

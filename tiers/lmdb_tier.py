@@ -21,6 +21,7 @@ from tiers.api import Entry, Key, TierFull, TierStats
 from tiers.folder import Folder, boot_id
 from tiers.ledger import Ledger, Victim
 from tiers.lmdb_objects import Objects, Remove, Store, Tick, Torn
+from tiers.meter import Metered
 from tiers.sizes import LMDB_MAP_FACTOR
 from tiers.writer import GroupWriter
 
@@ -35,8 +36,6 @@ _Outcomes = asyncio.Future[list[Exception | None]]
 
 @dataclass(slots=True)
 class _Counts:
-    hits: int = 0
-    misses: int = 0
     evicted: int = 0
     corrupt: int = 0
     failures: int = 0
@@ -47,7 +46,7 @@ def cost_bytes(size_bytes: int) -> int:
     return -(-(size_bytes + 16) // PAGE_BYTES) * PAGE_BYTES + OBJECT_BYTES
 
 
-class LmdbTier:
+class LmdbTier(Metered):
     """Keeps objects in an LMDB environment of its own; leases end with the process."""
 
     def __init__(
@@ -61,6 +60,7 @@ class LmdbTier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open or create; raises TierError. `map_bytes` is the size of the map (sparse)."""
+        super().__init__()
         self._boot = boot_id() if boot is None else boot
         self._ledger = Ledger(size_bytes, clock=clock, scope_bytes_max=scope_bytes_max)
         self._counts = _Counts()
@@ -81,7 +81,7 @@ class LmdbTier:
         self._puts: set[asyncio.Task[bool]] = set()
         self._undeleted: set[Key] = set()  # off the books, and perhaps still in the file
 
-    async def get(self, key: Key) -> Entry | None:
+    async def _get(self, key: Key) -> Entry | None:
         generation = self._ledger.generation(key)
         found: Entry | None = None
         if generation is not None:
@@ -99,13 +99,11 @@ class LmdbTier:
                 self._counts.corrupt += 1
                 await self._forget(key, generation)
         if found is None:
-            self._counts.misses += 1
             return None
-        self._counts.hits += 1
         self._ledger.touch(key)
         return found
 
-    async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
+    async def _put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
         if self._writer.busy:
             raise TierFull("too many objects wait to be written")
         size_bytes = cost_bytes(len(entry.data))
@@ -138,8 +136,9 @@ class LmdbTier:
             leased_bytes=self._ledger.leased_bytes,
             leases=self._ledger.leases,
             objects=len(self._ledger),
-            hits=self._counts.hits,
-            misses=self._counts.misses,
+            hits=self.meter.hits.total(),
+            misses=self.meter.misses.total(),
+            meter=self.meter,
             evicted=self._counts.evicted,
             corrupt=self._counts.corrupt,
             failures=self._counts.failures,

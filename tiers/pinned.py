@@ -23,6 +23,7 @@ from tiers.checksum import checksum, pieces, told
 from tiers.cuda_memory import Registration, Runtime, TorchRuntime
 from tiers.host import EVICTED_AT_ONCE, Evicted
 from tiers.ledger import Ledger, Victim
+from tiers.meter import Metered
 
 OBJECT_BYTES = 512  # what an object costs beside its slot, as in the tier of plain memory
 PIECE_BYTES = 8 << 20  # copied in about a millisecond
@@ -44,7 +45,7 @@ def cost_bytes(size_bytes: int) -> int:
     return rounded(size_bytes) + OBJECT_BYTES
 
 
-class PinnedTier:
+class PinnedTier(Metered):
     """Keeps objects in memory that was taken whole at the start; lost when the process ends."""
 
     def __init__(
@@ -57,6 +58,7 @@ class PinnedTier:
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         """Take the memory and have it registered meanwhile; raises TierError."""
+        super().__init__()
         self._arena = Arena(size_bytes, chunk_bytes=chunk_bytes)
         self._ledger = Ledger(size_bytes, clock=clock, scope_bytes_max=scope_bytes_max)
         self._clock = clock
@@ -67,7 +69,7 @@ class PinnedTier:
         self._making_room = asyncio.Lock()
         self._handed_bytes = 0  # since others had their turn
         self._on_evicted: Evicted | None = None
-        self._hits = self._misses = self._evicted = self._corrupt = 0
+        self._evicted = self._corrupt = 0
         self._registration = Registration(
             self._arena.address, self._arena.size_bytes, chunk_bytes=chunk_bytes, runtime=runtime
         )
@@ -76,23 +78,20 @@ class PinnedTier:
         """Have objects that were evicted, and are worth it, offered to the tier below."""
         self._on_evicted = callback
 
-    async def get(self, key: Key) -> Entry | None:
+    async def _get(self, key: Key) -> Entry | None:
         kept = self._kept.get(key)
         if kept is None:
-            self._misses += 1
             return None
         entry = _entry(kept)
         if await checksum(entry.data) != kept.checksum:
             self._corrupt += 1
-            self._misses += 1
             if self._kept.get(key) is kept:
                 await self.delete(key)
             return None
-        self._hits += 1
         self._ledger.touch(key)
         return entry
 
-    async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
+    async def _put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
         async with self._making_room:
             admitted = await self._admitted(key, entry, lease_s)
         if admitted is None:
@@ -134,8 +133,9 @@ class PinnedTier:
             leased_bytes=self._ledger.leased_bytes,
             leases=self._ledger.leases,
             objects=len(self._kept),
-            hits=self._hits,
-            misses=self._misses,
+            hits=self.meter.hits.total(),
+            misses=self.meter.misses.total(),
+            meter=self.meter,
             evicted=self._evicted,
             corrupt=self._corrupt,
             pinned=self._registration.pinned,

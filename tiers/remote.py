@@ -21,6 +21,7 @@ from dataclasses import replace
 from sdcpd.transport.http import Client, Headers, Response, TransportError
 from tiers.api import Entry, Key, TierFull, TierStats, entry_of
 from tiers.http_fields import AFTER, HOP
+from tiers.meter import Metered
 from tiers.pause import Pause
 
 KINDS = ("target_kv.", "draft_kv.", "prompt_kv.")  # what the names of KV begin with
@@ -42,7 +43,7 @@ def asked_by_a_tier() -> Iterator[None]:
         _asked_by_a_tier.reset(token)
 
 
-class RemoteTier:
+class RemoteTier(Metered):
     """Keeps KV below the base URI of another instance; the client belongs to its maker."""
 
     def __init__(
@@ -55,12 +56,13 @@ class RemoteTier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`kinds` are what the names of objects that are taken begin with."""
+        super().__init__()
         self._client = client
         self._base = base.rstrip("/")
         self._kinds, self._object_bytes_min = kinds, object_bytes_min
         self._pause = Pause(f"the cache at {self._base}", clock)
         self._tags: OrderedDict[Key, str] = OrderedDict()
-        self._hits = self._misses = self._corrupt = self._failures = 0
+        self._corrupt = self._failures = 0
 
     def takes(self, key: Key, entry: Entry, *, lease_s: float) -> bool:
         """Whether a put of that kind is taken at all."""
@@ -75,20 +77,18 @@ class RemoteTier:
         if self._tags.get(key, entry.etag) != entry.etag:
             await self.delete(key)
 
-    async def get(self, key: Key) -> Entry | None:
+    async def _get(self, key: Key) -> Entry | None:
         entry = None
         if key.name.startswith(self._kinds):
             answer = await self._call("GET", key, timeout_s=TRANSFER_S)
             if answer is not None and answer.status == 200:
                 entry = self._checked(key, answer)
         if entry is None:
-            self._misses += 1
             return None
-        self._hits += 1
         self._remember(key, entry.etag)
         return entry
 
-    async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
+    async def _put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
         if not self.takes(key, entry, lease_s=lease_s):
             raise TierFull("only KV without a lease is kept at another instance")
         await self.superseded(key, entry, lease_s=lease_s)
@@ -130,8 +130,9 @@ class RemoteTier:
             used_bytes=0,
             leased_bytes=0,
             objects=0,
-            hits=self._hits,
-            misses=self._misses,
+            hits=self.meter.hits.total(),
+            misses=self.meter.misses.total(),
+            meter=self.meter,
             corrupt=self._corrupt,
             failures=self._failures,
         )

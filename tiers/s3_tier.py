@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from tiers.api import Entry, Key, TierFull, TierStats
 from tiers.ledger import Ledger, Victim
+from tiers.meter import Metered
 from tiers.s3_format import Torn, head_bytes, pack, path_of, unpack, unpack_head
 from tiers.s3_server import S3Server, Stored
 from tiers.stack import KeyLocks
@@ -35,13 +36,11 @@ _NOTHING = ""  # the tag of a key that holds nothing
 
 @dataclass(slots=True)
 class _Counts:
-    hits: int = 0
-    misses: int = 0
     evicted: int = 0
     corrupt: int = 0
 
 
-class S3Tier:
+class S3Tier(Metered):
     """Keeps objects below a prefix of a bucket; takes over the server."""
 
     def __init__(
@@ -54,6 +53,7 @@ class S3Tier:
         scope_bytes_max: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._server = server
         self._prefix = prefix
         self._object_bytes_min = object_bytes_min
@@ -76,19 +76,17 @@ class S3Tier:
             await self.delete(key)
         self._remember(key, etag)
 
-    async def get(self, key: Key) -> Entry | None:
+    async def _get(self, key: Key) -> Entry | None:
         entry = None
         if not self._empty(key):
             stored = await self._server.read(path_of(self._prefix, key))
             entry = None if stored is None else await self._checked(key, stored)
         if entry is None:
-            self._counts.misses += 1
             return None
-        self._counts.hits += 1
         self._ledger.touch(key)
         return entry
 
-    async def put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
+    async def _put(self, key: Key, entry: Entry, *, lease_s: float) -> None:
         if not self.takes(key, entry, lease_s=lease_s):
             raise TierFull("only large objects without a lease are kept in the bucket")
         if self._server.resting:
@@ -142,8 +140,9 @@ class S3Tier:
             leased_bytes=self._ledger.leased_bytes,
             leases=self._ledger.leases,
             objects=len(self._ledger),
-            hits=self._counts.hits,
-            misses=self._counts.misses,
+            hits=self.meter.hits.total(),
+            misses=self.meter.misses.total(),
+            meter=self.meter,
             evicted=self._counts.evicted,
             corrupt=self._counts.corrupt,
             failures=self._server.failures,

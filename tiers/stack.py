@@ -9,12 +9,14 @@ Everything that changes where a key lies is done under that key's lock.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
 from tiers.api import Entry, Key, Tier, TierFull, TierStats
+from tiers.meter import kind_of
 
 # Octets that wait to be written below; more are dropped, so that a slow disk can't fill memory.
 DEMOTE_BYTES_MAX = 64 * 1024 * 1024
@@ -70,7 +72,9 @@ class TierStack:
         self._pending_bytes = 0
         self._demoting: asyncio.Task[None] | None = None
         self._hits = self._misses = self._dropped = 0
-        self._missed_twice = 0  # by the first tier, which is asked again under the key's lock
+        self._missed_twice: Counter[str] = (
+            Counter()
+        )  # by the first tier, which is asked again under the key's lock
         for depth, upper in enumerate(self._tiers[:-1]):
             if isinstance(upper, Evicting):
                 upper.on_evicted(partial(self._offer, self._handed_down_to(depth)))
@@ -120,7 +124,7 @@ class TierStack:
 
     def stats(self) -> TierStats:
         first, *below = (tier.stats() for tier in self._tiers)
-        parts = (replace(first, misses=first.misses - self._missed_twice), *below)
+        parts = (self._asked_once(first), *below)
         return TierStats(
             kind="stack",
             size_bytes=sum(part.size_bytes for part in parts),
@@ -135,6 +139,12 @@ class TierStack:
             dropped=self._dropped,
             failures=sum(part.failures for part in parts),
             parts=parts,
+        )
+
+    def _asked_once(self, first: TierStats) -> TierStats:
+        twice, meter = self._missed_twice, first.meter
+        return replace(
+            first, misses=first.misses - twice.total(), meter=meter and meter.without(twice)
         )
 
     async def aclose(self) -> None:
@@ -162,7 +172,8 @@ class TierStack:
                     if depth:
                         await self._promote(key, entry)
                     return entry
-                self._missed_twice += depth == 0
+                if not depth:
+                    self._missed_twice[kind_of(key)] += 1
         return None
 
     async def _promote(self, key: Key, entry: Entry) -> None:

@@ -12,6 +12,7 @@ from sdcpd.protocol.histogram import Histogram
 from sdcpd.roles.api_answers import Piece
 from sdcpd.roles.api_choices import Choices
 from sdcpd.roles.api_text import Run
+from sdcpd.roles.api_trace import RequestTrace
 
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
@@ -57,10 +58,16 @@ class CountedChoices(Choices):
     """Choices whose tokens and times are counted as they come."""
 
     def __init__(
-        self, begins: Sequence[Callable[[], Run]], counts: ApiCounts, *, prompt_tokens: int
+        self,
+        begins: Sequence[Callable[[], Run]],
+        counts: ApiCounts,
+        *,
+        prompt_tokens: int,
+        trace: RequestTrace | None = None,
     ) -> None:
         """`prompt_tokens`: of all prompts of the request, as its usage tells them."""
         super().__init__(begins)
+        self._prompt_tokens, self._trace = prompt_tokens, trace
         self._counts = counts
         self._begin = _arrived.get(time.monotonic())
         self._first: dict[int, float] = {}  # by choice: when its first token came
@@ -78,6 +85,8 @@ class CountedChoices(Choices):
             for index in range(len(self._seen)):  # what came last of one that was cut short
                 self._count(index, ended=False)
             self._counts.request_s.add(time.monotonic() - self._begin)
+            if self._trace is not None:
+                self._trace.used(self._prompt_tokens, sum(self._seen))
 
     def _count(self, index: int, *, ended: bool) -> None:
         run, counts = self.runs[index], self._counts

@@ -10,7 +10,8 @@ from typing import Any
 
 from sdcpd.roles.api_answers import Answer, event
 from sdcpd.roles.api_choices import Choices
-from sdcpd.roles.api_errors import broken_off
+from sdcpd.roles.api_errors import SESSION_FAILED, broken_off
+from sdcpd.roles.api_trace import FAILED, GONE
 from sdcpd.roles.generation import GenerationError
 from sdcpd.transport.http import Headers
 
@@ -83,16 +84,23 @@ class EventStream(EventBody):
         usage: Callable[[], dict[str, Any]] | None,
         ping_s: float,
         ended: Callable[[str], None],
+        closed: Callable[[str], None] | None = None,
     ) -> None:
-        """`usage`: what is told at the end; `ended` gets the first session when all was sent."""
+        """`usage`: what is told at the end; `ended` gets the first session when all was sent.
+
+        `closed` gets a word for what went wrong, or none, when nothing will be sent any more.
+        """
         super().__init__(self._all_events(), ping_s=ping_s)
         self._choices, self._answer = choices, answer
-        self._usage, self._ended = usage, ended
+        self._usage, self._ended, self._closed = usage, ended, closed
+        self._wrong = GONE  # until all was given out
 
     async def aclose(self) -> None:
         """End the sessions too that still run."""
         self._choices.close()
         await super().aclose()
+        if self._closed is not None:
+            self._closed(self._wrong)
 
     async def _all_events(self) -> AsyncGenerator[bytes, None]:
         """Everything up to [DONE]; a text that fails has an error there and no [DONE]."""
@@ -110,9 +118,12 @@ class EventStream(EventBody):
                         yield event(answer.end(index, self._choices.finish_reason(index)))
             last = event(answer.usage(self._usage())) if self._usage is not None else b""
             self._ended(session)
+            self._wrong = ""
             yield last + DONE
         except GenerationError as e:
+            self._wrong = SESSION_FAILED
             yield event(broken_off(str(e)).body())
         except Exception:
             log.exception("a stream failed")
+            self._wrong = FAILED
             yield event(broken_off("the text failed here; the log says why").body())

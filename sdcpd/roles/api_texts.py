@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from sdcpd.roles.api_messages import ChatMessages
 from sdcpd.roles.api_plan import check_length, check_size, plan
 from sdcpd.roles.api_stream import HEADERS, EventStream
 from sdcpd.roles.api_text import Endings, PromptRun, Run, TextRun, Wanted
+from sdcpd.roles.api_trace import RequestTrace
 from sdcpd.roles.generation import GenerationError, Generator
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.http1 import StreamingResponse
@@ -51,6 +52,7 @@ class Asked:
     owner: str
     body: TextBody
     answer: Callable[[str], Answer]
+    trace: RequestTrace | None = None
 
 
 async def run_beside(size: int, what: Callable[..., T], *arguments: object) -> T:
@@ -101,7 +103,12 @@ class Texts:
         await self._endings.drain(CLOSE_S)
 
     async def complete(
-        self, body: CompletionBody, request: Request, *, owner: str
+        self,
+        body: CompletionBody,
+        request: Request,
+        *,
+        owner: str,
+        trace: RequestTrace | None = None,
     ) -> Response | StreamingResponse:
         """Continue one text or several; raises ApiError."""
         if not body.prompt:
@@ -110,7 +117,7 @@ class Texts:
         for given in body.prompt:
             wanted += await self._continuations(given, body, request)
         check_size(wanted)
-        return await self._run(wanted, self._asked(request, owner, body, CompletionAnswer))
+        return await self._run(wanted, self._asked(request, owner, body, CompletionAnswer, trace))
 
     async def _continuations(
         self, given: str | list[int], body: CompletionBody, request: Request
@@ -143,7 +150,12 @@ class Texts:
         return [Wanted(one, body.stop, echo, continues=True, rounds=rounds) for one in texts]
 
     async def chat(
-        self, body: ChatBody, request: Request, *, owner: str
+        self,
+        body: ChatBody,
+        request: Request,
+        *,
+        owner: str,
+        trace: RequestTrace | None = None,
     ) -> Response | StreamingResponse:
         """Answer a chat; raises ApiError."""
         prompt = await chat_tokens(self._text, body, fitting=True)
@@ -156,7 +168,7 @@ class Texts:
             request=request,
         )
         wanted = [Wanted(one, body.stop, rounds=body.rounds_in_stream) for one in texts]
-        return await self._run(wanted, self._asked(request, owner, body, ChatAnswer))
+        return await self._run(wanted, self._asked(request, owner, body, ChatAnswer, trace))
 
     def _asked(
         self,
@@ -164,16 +176,17 @@ class Texts:
         owner: str,
         body: TextBody,
         kind: Callable[[str, int, str, int | None], Answer],
+        trace: RequestTrace | None,
     ) -> Asked:
         created = int(time.time())
 
         def answer(session: str) -> Answer:
             return kind(session, created, self._model, body.alternatives)
 
-        return Asked(request, owner, body, answer)
+        return Asked(request, owner, body, answer, trace)
 
     async def _run(self, wanted: Sequence[Wanted], asked: Asked) -> Response | StreamingResponse:
-        choices = self._begin(wanted, per_prompt=asked.body.choices)
+        choices = self._begin(wanted, asked)
         if self._log_prompts:
             for one in wanted:
                 log.info("prompt by %s: %a", asked.owner, self._text.decode_all(one.request.prompt))
@@ -185,7 +198,7 @@ class Texts:
             choices.close()
             raise
 
-    def _begin(self, wanted: Sequence[Wanted], *, per_prompt: int) -> Choices:
+    def _begin(self, wanted: Sequence[Wanted], asked: Asked) -> Choices:
         waiting = len(self._opening)
         if waiting >= self._max_queue:
             raise ApiError(
@@ -194,9 +207,15 @@ class Texts:
                 code="queue_full",
                 headers=retry_after(1),
             )
-        prompt_tokens = sum(len(one.request.prompt) for one in wanted[::per_prompt])
+        prompt_tokens = sum(len(one.request.prompt) for one in wanted[:: asked.body.choices])
+        trace = asked.trace
+        if trace is not None:
+            under = trace.traceparent
+            wanted = [
+                replace(one, request=replace(one.request, traceparent=under)) for one in wanted
+            ]
         begins = [partial(self._begin_one, one) for one in wanted]
-        return CountedChoices(begins, self.counts, prompt_tokens=prompt_tokens)
+        return CountedChoices(begins, self.counts, prompt_tokens=prompt_tokens, trace=trace)
 
     def _begin_one(self, wanted: Wanted) -> Run:
         if wanted.request.max_new == 0:
@@ -219,6 +238,8 @@ class Texts:
         _log(session, choices, asked)
         usage = usage_of(choices, per_prompt=asked.body.choices)
         octets = await whole_octets(asked.answer(session), texts, usage)
+        if asked.trace is not None:
+            asked.trace.ended()
         return Response(200, (*JSON_HEADERS, ("x-request-id", session)), octets)
 
     async def _streamed(self, choices: Choices, asked: Asked) -> StreamingResponse:
@@ -239,6 +260,7 @@ class Texts:
             usage=usage if asked.body.usage_in_stream else None,
             ping_s=self._ping_s,
             ended=lambda session: _log(session, choices, asked),
+            closed=None if asked.trace is None else asked.trace.ended,
         )
         return StreamingResponse(200, headers, stream)
 

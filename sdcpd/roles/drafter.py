@@ -37,16 +37,17 @@ from sdcpd.roles.health import Health, Level, engine_check
 from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.prefix_kv import PrefixKv, draft_kind
+from sdcpd.roles.session_trace import trace_of
 from sdcpd.roles.tasks import Tasks
+from sdcpd.traces import Tracer
 from sdcpd.transport.http import Client, Response, TransportError
 from tiers.api import Tier
 
 log = logging.getLogger("sdcpd.drafter")
 CAPACITY = 64  # sessions at which the load reading is 100
 DROPPED_MAX = 64  # of one report
-CROWD = (
-    4  # sessions whose tokens one smallest pass drafts at once; more of them wait for each other
-)
+# Sessions whose tokens one smallest pass drafts at once; more of them wait for each other.
+CROWD = 4
 VOCAB_UNKNOWN = 1 << 32  # tokens are 32-bit values (D-E6)
 ACCEPT_MEMORY = 0.05  # weight of a round in the instance's acceptance (D-R7)
 
@@ -80,10 +81,12 @@ class Drafter:
         kv_tier: Tier | None = None,
         kv_owner: str = "",
         health: Health | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """`kv_tier` keeps KV for later texts that begin alike; None keeps none.
 
-        `kv_owner` is this drafter as its certificate names it.
+        `kv_owner` is this drafter as its certificate names it; `tracer` takes the spans of
+        sessions that a router traces, None drops them.
         """
         self.config = config
         self.instance = name
@@ -94,7 +97,7 @@ class Drafter:
         self.counts: Counter[str] = Counter()
         self.rounds = DrafterCounts()
         self._engine, self._client, self._objects = engine, client, objects
-        self._tasks = Tasks()
+        self._tasks, self._tracer = Tasks(), tracer
         self._sessions: dict[bytes, DraftingSession] = {}
         self._dropped: list[bytes] = []
         self._accept: float | None = None
@@ -204,7 +207,8 @@ class Drafter:
             payoff=self._payoff,
         )
         vocab = self._vocab(assignment) or VOCAB_UNKNOWN
-        session = DraftingSession(machine, vocab=vocab, context=self._context)
+        trace = trace_of(self._tracer, request.request, assignment)
+        session = DraftingSession(machine, vocab=vocab, context=self._context, trace=trace)
         self._sessions[assignment.session] = session
         self.counts["assigned"] += 1
         session.start()

@@ -44,6 +44,7 @@ from sdcpd.roles.counts import DrafterCounts
 from sdcpd.roles.objects import ObjectGone, Objects
 from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.preparing import Preparing, Rows, draft_work, drafted
+from sdcpd.roles.session_trace import Made, SessionTrace
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import Client, ConnectFailed, TransportError
 from tiers.api import Octets
@@ -80,8 +81,18 @@ class DraftContext:
 class DraftingSession:
     """The machine, its engine work, its rows' leases, and its one request in flight."""
 
-    def __init__(self, machine: DrafterSession, *, vocab: int, context: DraftContext) -> None:
+    def __init__(
+        self,
+        machine: DrafterSession,
+        *,
+        vocab: int,
+        context: DraftContext,
+        trace: SessionTrace | None = None,
+    ) -> None:
+        """`trace` is None for one that nobody traces."""
         self.machine = machine
+        self._trace = trace
+        self._made: Made | None = None  # the proposal at hand, until it is told of
         self.label = session_path_id(machine.session)
         self._vocab, self._context = vocab, context
         self._task: asyncio.Task[Any] | None = None
@@ -122,6 +133,7 @@ class DraftingSession:
                     self._preparing.run(action)
                 case TakePrepared():
                     self._rows = self._preparing.take()
+                    self._made = (*self._preparing.took, True)
                     self._context.prepared(True)
                 case DropPrepared():
                     self._preparing.drop()
@@ -129,6 +141,9 @@ class DraftingSession:
                 case PublishRows():
                     self._run(self._publish(action))
                 case SendProposal():
+                    if self._trace is not None and self._made is not None:
+                        self._trace.proposes(action, self._made)
+                        self._made = None  # a repetition was not drafted again
                     self._run(self._propose(action))
                 case FetchOutput():
                     self._run(self._fetch_output(action.from_))
@@ -155,6 +170,7 @@ class DraftingSession:
         find_kv = self._find_kv or not self._context.engine.resident(machine.session)
         if find_kv and work.prefix.prompt:
             blocks = await self._context.prefix_kv.find(machine.tokens[: action.length], scope)
+        begin = time.monotonic()
         try:
             draft = await self._context.engine.draft(work, blocks=blocks)
         except EngineError as e:
@@ -164,7 +180,7 @@ class DraftingSession:
             self._find_kv = False
             self._context.prefix_kv.cost.computed(action.length - draft.reused, draft.seconds)
             self._context.reused(draft.reused)
-        self._rows = draft.q_rows or b""
+        self._rows, self._made = draft.q_rows or b"", (begin, time.monotonic(), False)
         self._context.counts.token_s.add(draft.seconds / max(1, len(draft.tokens)))
         self._step(drafted(action.work, draft, crowded=self._context.crowded()))
 

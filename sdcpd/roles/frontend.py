@@ -22,8 +22,10 @@ from sdcpd.roles.api_page import PATHS, Page
 from sdcpd.roles.api_sessions import SESSIONS, Sessions
 from sdcpd.roles.api_texts import Texts
 from sdcpd.roles.api_tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, version
+from sdcpd.roles.api_trace import traced
 from sdcpd.roles.generation import Generator, Readiness
 from sdcpd.roles.overview import status_for_clients
+from sdcpd.traces import Tracer
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.http1 import StreamingResponse
 from sdcpd.transport.shown import one_line
@@ -80,9 +82,16 @@ class FrontEnd:
     refuse = staticmethod(refuse)
     """How the HTTP server words what it refuses before a request exists."""
 
-    def __init__(self, generator: Generator, text: TextModel, settings: ApiSettings) -> None:
-        """Raises KeysError."""
-        self._generator, self._text = generator, text
+    def __init__(
+        self,
+        generator: Generator,
+        text: TextModel,
+        settings: ApiSettings,
+        *,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """`tracer` takes the spans of requests for texts; raises KeysError."""
+        self._generator, self._text, self._tracer = generator, text, tracer
         self._model = settings.model_name or text.name
         self._created = int(time.time())
         self._first: FirstText | None = None
@@ -220,12 +229,16 @@ class FrontEnd:
     async def _completions(self, call: _Call) -> AnyResponse:
         body = read_body(CompletionBody, call.request.body)
         self._check_model(body.model)
-        return await self._texts.complete(body, call.request, owner=call.owner)
+        request, model = call.request, self._model
+        with traced(self._tracer, request, operation="text_completion", model=model) as trace:
+            return await self._texts.complete(body, request, owner=call.owner, trace=trace)
 
     async def _chat(self, call: _Call) -> AnyResponse:
         body = read_body(ChatBody, call.request.body)
         self._check_model(body.model)
-        return await self._texts.chat(body, call.request, owner=call.owner)
+        request, model = call.request, self._model
+        with traced(self._tracer, request, operation="chat", model=model) as trace:
+            return await self._texts.chat(body, request, owner=call.owner, trace=trace)
 
     async def _tokenize(self, call: _Call) -> Response:
         body = read_body(TokenizeBody, call.request.body)

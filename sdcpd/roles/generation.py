@@ -35,6 +35,8 @@ class GenerationRequest:
     """Whether a sampled text is verified under rule 2, where the operator leaves the choice."""
     logprobs: int | None = None
     """How many alternatives to each token are wanted with its log-probability."""
+    traceparent: str = ""
+    """The span that it is generated under, as verifiers and drafters are told of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -65,6 +66,8 @@ class Preparing:
         self._crowded, self._step = crowded, step
         self._task: asyncio.Task[Any] | None = None
         self._rows: Rows = b""
+        self.took = (0.0, 0.0)
+        """When what is prepared was begun and done, by the monotonic clock."""
 
     def run(self, action: AssumeToken | PrepareTokens) -> None:
         """Do what the machine asks for, in a task."""
@@ -94,11 +97,12 @@ class Preparing:
             # The likeliest token is assumed: it is right more often than one drawn at random, and
             # what is assumed is not proposed, so that it needs no row.
             work = replace(work, rule=Rule.GREEDY)
+        begin = time.monotonic()
         try:
             draft = await self._engine.draft(work)
         except EngineError:
             return PrepareFailed(number)
         if assumes:
             return Assumed(number, draft.tokens[0])
-        self._rows = draft.q_rows or b""
+        self._rows, self.took = draft.q_rows or b"", (begin, time.monotonic())
         return Prepared(drafted(number, draft, crowded=self._crowded()))

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sdcpd.engine.api import Scored
 from sdcpd.protocol.histogram import Histogram
+
+
+class Taken(NamedTuple):
+    """A round that is over: when it began and ended, and how long each stage took until when."""
+
+    begin: float
+    end: float
+    stages: Sequence[tuple[str, float, float]]
 
 
 class RoundTimes:
@@ -20,7 +29,7 @@ class RoundTimes:
         self._stages = stages
         self._work: int | None = None  # None where it decodes alone
         self._begin = 0.0
-        self._took: list[tuple[str, float]] = []
+        self._took: list[tuple[str, float, float]] = []  # stage, how long, until when
 
     def begun(self, work: int, *, proposal: bool) -> None:
         """Work begins, or goes on with its next stage."""
@@ -33,7 +42,7 @@ class RoundTimes:
     def took(self, work: int, stage: str, seconds: float) -> None:
         """A stage is over."""
         if work == self._work:
-            self._took.append((stage, seconds))
+            self._took.append((stage, seconds, time.monotonic()))
 
     def scored(self, work: int, scored: Scored, seconds: float) -> None:
         """The engine has answered after so long, which includes waiting where it tells of that."""
@@ -44,11 +53,16 @@ class RoundTimes:
                 self.took(work, stage, wait_s)
         self.took(work, "score", max(0.0, seconds - waited_s))
 
-    def over(self) -> None:
-        """The round at hand was committed."""
+    def over(self) -> Taken | None:
+        """The round at hand was committed; None for one without a proposal.
+
+        What is returned holds until the next round begins.
+        """
         if self._work is None:
-            return
+            return None
         self._work = None
-        for stage, seconds in self._took:
+        for stage, seconds, _ in self._took:
             self._stages[stage].add(seconds)
-        self._stages["total"].add(time.monotonic() - self._begin)
+        end = time.monotonic()
+        self._stages["total"].add(end - self._begin)
+        return Taken(self._begin, end, self._took)

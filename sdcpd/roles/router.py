@@ -240,7 +240,7 @@ class Router:
             drafter_wanted=request.speculate,
             logprobs=request.logprobs,
         )
-        routed = RoutedSession(machine, context=self._context)
+        routed = RoutedSession(machine, context=self._context, traceparent=request.traceparent)
         self._sessions[session] = routed
         self.counts["sessions"] += 1
         routed.start()

@@ -44,6 +44,7 @@ from sdcpd.roles.objects import ObjectGone, Objects
 from sdcpd.roles.router_counts import Assignments, RouterCounts
 from sdcpd.roles.target_kv import find_target_kv
 from sdcpd.roles.tasks import Tasks
+from sdcpd.traces import HEADER
 from sdcpd.transport.http import Client, TransportError
 from tiers.api import Records, TierError
 
@@ -70,8 +71,12 @@ class RouteContext:
 class RoutedSession:
     """The machine, its commit log, and those who wait for it to move or to end."""
 
-    def __init__(self, machine: RouterSession, *, context: RouteContext) -> None:
+    def __init__(
+        self, machine: RouterSession, *, context: RouteContext, traceparent: str = ""
+    ) -> None:
+        """`traceparent` goes along with all that is asked of verifiers and drafters."""
         self.machine = machine
+        self._headers = ((HEADER, traceparent),) if traceparent else ()
         self.label = session_path_id(machine.session)
         self.failed: ProblemDocument | None = None
         self.place: tuple[str, int] | None = None
@@ -234,7 +239,12 @@ class RoutedSession:
     ) -> None:
         try:
             response = await call(
-                self._context.client, method, uri, message=message, timeout_s=timeout_s
+                self._context.client,
+                method,
+                uri,
+                message=message,
+                headers=self._headers,
+                timeout_s=timeout_s,
             )
             state = read_answer(SessionState, response) if response.body else None
         except Declined as e:

@@ -56,11 +56,13 @@ from sdcpd.roles.objects import Objects
 from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.prefix_kv import PrefixKv
 from sdcpd.roles.rates import RateLimit
+from sdcpd.roles.session_trace import trace_of
 from sdcpd.roles.target_kv import TargetKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.roles.verifier_logprobs import LogprobsResource
 from sdcpd.roles.verifier_opening import Opener
 from sdcpd.roles.verifier_session import ServedSession, SessionContext
+from sdcpd.traces import Tracer
 from sdcpd.transport.http import Client, Request, Response
 from tiers.api import Tier
 
@@ -106,8 +108,12 @@ class Verifier:
         status_ttl_s: float,
         kv_tier: Tier | None = None,
         health: Health | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
-        """`kv_tier` keeps KV for later prompts that begin alike; None keeps none."""
+        """`kv_tier` keeps KV for later prompts that begin alike; None keeps none.
+
+        `tracer` takes the spans of sessions that a router traces; None drops them.
+        """
         self.config = config
         self.instance = name
         self.health = health or Health(name)
@@ -117,7 +123,7 @@ class Verifier:
         self.counts: Counter[str] = Counter()
         self.rounds = VerifierCounts()
         self._engine, self._client, self._objects = engine, client, objects
-        self._status_ttl_s = status_ttl_s
+        self._status_ttl_s, self._tracer = status_ttl_s, tracer
         target_kv = TargetKv(
             engine, objects, publish_to=config.router if config.publish_kv else None
         )
@@ -266,14 +272,16 @@ class Verifier:
         self._forget_old()
         lock = self._locks.setdefault(opened.session, asyncio.Lock())
         async with lock:  # a retry waits for the first to be processed (D-O1)
-            status, served = await self._open_locked(opened)
+            status, served = await self._open_locked(opened, call.request)
         response = message_response(served.machine.state_message(), status=status)
         if status == 200:
             return response
         location = join(self.config.base_uri, f"sessions/{session_path_id(opened.session)}")
         return Response(201, (*response.headers, ("location", location)), response.body)
 
-    async def _open_locked(self, opened: SessionOpen) -> tuple[int, ServedSession]:
+    async def _open_locked(
+        self, opened: SessionOpen, request: Request
+    ) -> tuple[int, ServedSession]:
         known = self._sessions.get(opened.session)
         if known is not None and opened.epoch < known.machine.epoch:
             raise StaleEpoch(f"the session's epoch is {known.machine.epoch}")
@@ -299,6 +307,7 @@ class Verifier:
             commit_log=commit_log,
             events=EventSender(self._client, self.config.router, opened.session),
             context=self._context,
+            trace=trace_of(self._tracer, request, opened),
         )
         if known is not None:
             known.supersede()

@@ -52,7 +52,8 @@ from sdcpd.roles.events import EventSender
 from sdcpd.roles.log_stalls import LogStalls
 from sdcpd.roles.objects import NotTrusted, ObjectGone, Objects, ObjectTooLarge
 from sdcpd.roles.prefix_kv import PrefixKv
-from sdcpd.roles.round_times import RoundTimes
+from sdcpd.roles.round_times import RoundTimes, Taken
+from sdcpd.roles.session_trace import SessionTrace
 from sdcpd.roles.target_kv import TargetKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.transport.http import TransportError
@@ -90,7 +91,9 @@ class ServedSession:
         commit_log: CommitLog,
         events: EventSender,
         context: SessionContext,
+        trace: SessionTrace | None = None,
     ) -> None:
+        """`trace` is None for one that nobody traces."""
         self.machine = machine
         self.opened = opened
         self.label = session_path_id(machine.session)
@@ -99,6 +102,7 @@ class ServedSession:
         self._keep_kv = True
         self._logprobs: dict[int, Row] = {}  # by the index of the output token
         self._times = RoundTimes(context.counts.stages)
+        self._trace = trace
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Message | None]] = {}
         self._changed = asyncio.Event()
@@ -178,6 +182,8 @@ class ServedSession:
                 self._answer(action.request, None, action.problem)
             case ScoreRound():
                 self._times.begun(action.work, proposal=bool(action.tokens))
+                if self._trace is not None and not action.tokens:
+                    self._trace.decodes_alone()
                 self._spawn(self._score(action), "score")
             case Append():
                 self._spawn(self._append(action.work, action.record), "append")
@@ -193,8 +199,12 @@ class ServedSession:
                 self._events.withdraw()
             case PeriodDone():
                 self._context.counts.periods[action.end] += 1
+                if self._trace is not None:
+                    self._trace.period_over(action.end)
             case RoundDone():
-                self._times.over()
+                taken = self._times.over()
+                if self._trace is not None:
+                    self._tell(self._trace, action, taken)
                 self._context.observe(action)
                 if self._publish_kv:  # once: the first round has had its turn of the engine
                     self._publish_kv = False
@@ -209,6 +219,19 @@ class ServedSession:
                 self._events.finish()
                 self._log.drop_content()
                 self._context.ended(self)
+
+    def _tell(self, trace: SessionTrace, done: RoundDone, taken: Taken | None) -> None:
+        if done.verdict is None or taken is None:
+            trace.decoded_alone()
+            return
+        machine = self.machine
+        trace.round(
+            done.verdict,
+            taken,
+            rule=machine.contract.rule,
+            drafted=done.proposed,
+            drafter=machine.drafter,
+        )
 
     async def _keep_and_forget(self) -> None:
         """Keep the KV of the text, with which the next turn of a chat begins; then free it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,6 +26,7 @@ from sdcpd.roles.generation import (
     SessionOutput,
     Tokens,
 )
+from sdcpd.traces import Tracer
 from sdcpd.transport.http1 import Http1Server
 from tests.kit.cluster import Cluster
 
@@ -245,11 +246,11 @@ def unchunked(octets: bytes) -> bytes:
 
 @asynccontextmanager
 async def served(
-    generator: Any, *, text: TextModel | None = None, **changes: Any
+    generator: Any, *, text: TextModel | None = None, tracer: Tracer | None = None, **changes: Any
 ) -> AsyncIterator[Api]:
     """A front end over any generator."""
     text = text or text_model()
-    front_end = FrontEnd(generator, text, api_settings(**changes))
+    front_end = FrontEnd(generator, text, api_settings(**changes), tracer=tracer)
     server = Http1Server(front_end.handle, refuse=front_end.refuse, body_bytes_max=1 << 20)
     port = await server.start()
     try:
@@ -261,18 +262,23 @@ async def served(
 
 @asynccontextmanager
 async def cluster_api(
-    script: Sequence[int], *, pass_time_s: float = 0.0, drafters: int = 1, **changes: Any
+    script: Sequence[int],
+    *,
+    pass_time_s: float = 0.0,
+    drafters: int = 1,
+    tracer: Callable[[str, str], Tracer | None] = lambda role, name: None,
+    **changes: Any,
 ) -> AsyncIterator[tuple[Api, Cluster]]:
     """A front end over real roles whose model writes `script`; the drafter is a perfect one."""
     model = ScriptModel(script)
-    made = Cluster(model=model)
+    made = Cluster(model=model, tracer=tracer)
     made.add_router()
     made.add_verifier("v0", pass_time_s=pass_time_s)
     for index in range(drafters):
         made.add_drafter(f"d{index}", engine=FakeDrafter(model, name=f"d{index}"))
     try:
         await made.ready()
-        async with served(made.router, **changes) as api:
+        async with served(made.router, tracer=tracer("router", "r0"), **changes) as api:
             yield api, made
     finally:
         await made.aclose()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ from sdcpd.roles.peers import PeerTable
 from sdcpd.roles.router import Router
 from sdcpd.roles.status import StatusReporter
 from sdcpd.roles.verifier import Verifier, VerifierConfig
+from sdcpd.traces import Tracer
 from sdcpd.transport.http import Handler, Peer
 from sdcpd.transport.loopback import LoopbackClient
 from tests.kit.mlc import MemoryMlc
@@ -52,6 +53,8 @@ class Cluster:
     status_ttl_s: float = 0.6
     verifiers: dict[str, Verifier] = field(default_factory=dict)
     drafters: dict[str, Drafter] = field(default_factory=dict)
+    tracer: Callable[[str, str], Tracer | None] = lambda role, name: None
+    """What an instance of a role tells its spans to."""
     router: Router = field(init=False)
     _tasks: dict[str, list[asyncio.Task[None]]] = field(default_factory=dict)
 
@@ -108,6 +111,7 @@ class Cluster:
             name=f"{name}.{id(client):x}",
             status_ttl_s=self.status_ttl_s,
             kv_tier=kv_tier,
+            tracer=self.tracer("verifier", name),
         )
         self.network[base] = verifier.listener.handle
         self.verifiers[base] = verifier
@@ -141,6 +145,7 @@ class Cluster:
             mlc=MemoryMlc(),
             name=f"{name}.{id(client):x}",
             kv_tier=kv_tier,
+            tracer=self.tracer("drafter", name),
         )
         self.network[base] = drafter.listener.handle
         self.drafters[base] = drafter

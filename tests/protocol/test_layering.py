@@ -131,6 +131,16 @@ def test_torch_is_imported_by_the_engine_alone() -> None:
             assert id(node) in within_functions, "not by who only imports the tiers"
 
 
+def test_traces_know_of_nobody_and_nobody_below_the_roles_of_them() -> None:
+    """Roles have the interface alone; OpenTelemetry comes with what sends, where it is wanted."""
+    assert not offences(files_below("sdcpd/transport", "sdcpd/engine", "tiers"), "sdcpd.traces")
+    assert not offences(files_below("sdcpd/traces"), "sdcpd.roles", "sdcpd.protocol")
+    sender = Path("sdcpd/traces/export.py")
+    assert not offences([path for path in FILES if path != sender], "opentelemetry")
+    opener = Path("sdcpd/tracers.py")
+    assert not offences([path for path in FILES if path != opener], "sdcpd.traces.export")
+
+
 def role_of(module: str) -> str | None:
     return "frontend" if module.startswith("api_") else ROLE_OF_MODULE.get(module)
 

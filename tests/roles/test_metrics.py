@@ -266,9 +266,17 @@ async def test_tiers_tell_hits_leases_and_what_they_let_go() -> None:
     await tier.settled()
     assert await tier.get(Key("s", "leased")) is not None
     assert await tier.get(Key("s", "none")) is None
+    rows = Key("s", "q_rows.one.two")
+    assert await tier.get(rows) is None
     seen = scrape([metrics])
-    assert seen("sdcp_cache_requests_total", tier="1 host", result="hit") == 1
-    assert seen("sdcp_cache_requests_total", tier="1 host", result="miss") == 1
+    asked = {"tier": "1 host", "kind": "other"}
+    assert seen("sdcp_cache_requests_total", **asked, result="hit") == 1
+    assert seen("sdcp_cache_requests_total", **asked, result="miss") == 1
+    asked["kind"] = "q_rows"
+    assert seen("sdcp_cache_requests_total", **asked, result="miss") == 1
+    assert seen("sdcp_cache_transfer_bytes_total", tier="1 host", direction="read") == 100
+    assert seen("sdcp_cache_transfer_bytes_total", tier="1 host", direction="written") == 500
+    assert seen("sdcp_cache_request_duration_seconds_count", tier="1 host", op="put") == 5
     assert seen("sdcp_cache_leases", tier="1 host") == 1
     assert seen("sdcp_cache_leases", tier="2 host") == 0
     assert seen("sdcp_cache_evictions_total", tier="1 host", reason="room") == 3

@@ -8,6 +8,7 @@ import click
 
 from cli.asking import ask_instance, endpoint_option
 from cli.output import output_option, show_list
+from cli.text import echo
 from sdcpd.units import size_value
 
 COLUMNS = (
@@ -20,12 +21,21 @@ COLUMNS = (
     ("EVICTED", "evicted"),
     ("FAILURES", "failures"),
 )
+HOLDINGS = (
+    ("TIER", "tier"),
+    ("SCOPE", "scope"),
+    ("KIND", "kind"),
+    ("OBJECTS", "objects"),
+    ("SIZE", "size"),
+    ("LEASED", "leased"),
+)
+ALL_S = 300.0  # a million objects, each deleted from its disk
 WIDE = (("CORRUPT", "corrupt"), ("DROPPED", "dropped"), ("PINNED", "pinned"))
 
 
 @click.group()
 def cache() -> None:
-    """Show the cache of an instance."""
+    """Show what an instance keeps, and have it let go of it."""
 
 
 @cache.command()
@@ -41,6 +51,35 @@ def tiers(endpoint: Path | None, output: str) -> None:
             one[name] = _shown(one[f"{name}_bytes"])
         one.pop("parts", None)
     show_list(found, COLUMNS, name="tiers", output=output, wide=WIDE)
+
+
+@cache.command()
+@endpoint_option
+@output_option
+def ls(endpoint: Path | None, output: str) -> None:
+    """Show what is kept, by scope (tenant or session) and kind, the largest first."""
+    found = ask_instance(endpoint, "GET", "/cache/objects", timeout_s=ALL_S)["holdings"]
+    for one in found:
+        one["size"] = _shown(one["size_bytes"])
+    show_list(found, HOLDINGS, name="holdings", output=output, none="nothing is kept")
+
+
+@cache.command()
+@click.option("--scope", help="only of this scope, as `sdcpctl cache ls` shows it")
+@click.option("--kind", help="only of this kind, such as target_kv")
+@click.option("--yes", is_flag=True, help="do not ask")
+@endpoint_option
+def gc(scope: str | None, kind: str | None, *, yes: bool, endpoint: Path | None) -> None:
+    """Delete what no lease holds: all of it, or of one scope or kind.
+
+    No text depends on it: what is gone is computed again.
+    """
+    what = " ".join(filter(None, (scope and f"scope {scope}", kind and f"kind {kind}")))
+    if not yes:
+        click.confirm(f"Delete {what or 'all'} that no lease holds?", abort=True, err=True)
+    body = {"scope": scope, "kind": kind}
+    gone = ask_instance(endpoint, "POST", "/cache/gc", body, timeout_s=ALL_S)
+    echo(f"{gone['objects']} objects deleted, {_shown(gone['bytes'])}")
 
 
 def _shown(octets: int) -> str:

@@ -52,6 +52,8 @@ class Daemon:
         self._parts.reloaded = lambda: not self._reloads.last.problems
         self._parts.process_resources = {
             ("GET", "/cache"): self._stores.tell_cache,
+            ("GET", "/cache/objects"): self._stores.list_cache,
+            ("POST", "/cache/gc"): self._stores.let_go_of_cache,
             ("GET", "/config"): self._tell_config,
             ("POST", "/reload"): self._reload_asked,
         }

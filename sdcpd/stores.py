@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sdcpd import settings
+from sdcpd.admin_resources import AdminError
 from sdcpd.protocol.problems import WrongRole
 from sdcpd.roles.health import Check, Level, cache_check
 from sdcpd.roles.prefix_kv import draft_kind
 from sdcpd.transport.http import Request
-from tiers.api import LogStore, Records, Tier, TierStats
+from tiers.api import LogStore, Records, Tier
 from tiers.build import build_objects, open_etcd_logs, open_etcd_records, open_logs
 from tiers.folder import Folder
+from tiers.listing import let_go, sums
 from tiers.lmdb_records import LmdbRecords
 from tiers.resource import MlcResource
 from tiers.watched import WatchedLogs, WatchedRecords
@@ -34,7 +35,7 @@ _KEPT_KV = re.compile(r"/objects/kv(?:_[A-Za-z0-9_-]{22})?/")
 class Stores:
     """Opens what is kept, as configured; it is closed with the parts."""
 
-    _cache_stats: Callable[[], TierStats]
+    _cache: Tier
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -52,14 +53,26 @@ class Stores:
         tier = await build_objects(specs, client=client)
         self._parts.stack.push_async_callback(tier.aclose)
         self.cache_check = cache_check(tier.stats)
-        self._cache_stats = tier.stats
+        self._cache = tier
         return tier
 
     async def tell_cache(self, _: dict[str, Any]) -> dict[str, Any]:
         """The process's cache, tier by tier, for the admin sockets."""
-        stats = self._cache_stats()
+        stats = self._cache.stats()
         tiers = [asdict(replace(one, meter=None)) for one in stats.parts or (stats,)]
         return {"tiers": [{k: v for k, v in one.items() if k != "meter"} for one in tiers]}
+
+    async def list_cache(self, _: dict[str, Any]) -> dict[str, Any]:
+        """What the process's cache holds, by tier, scope and kind."""
+        return {"holdings": [asdict(one) for one in await sums(self._cache)]}
+
+    async def let_go_of_cache(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Delete what no lease holds: all, or what is of a `scope` or a `kind`."""
+        only = {name: body[name] for name in ("scope", "kind") if body.get(name) is not None}
+        if not all(isinstance(value, str) for value in only.values()):
+            raise AdminError("scope and kind are text")
+        objects, octets = await let_go(self._cache, **only)
+        return {"objects": objects, "bytes": octets}
 
     async def logs(self, instance: Instance) -> LogStore:
         """A router's commit logs, on its disk or in etcd; raises TierError."""

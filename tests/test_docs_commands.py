@@ -59,6 +59,7 @@ class Reader:
             "/srv/models/target": str(PAIR / "target"),
             "SESSION": self.session,
             "NAME": "alice",
+            "SCOPE": "AAAAAAAAAAAAAAAAAAAAAA",
         }
         program, *rest = [ours.get(word, word) for word in words]
         if "DIR" in rest:
@@ -82,6 +83,8 @@ class Reader:
                 return config
             case ["sdcpctl", "config", "show" | "diff"]:
                 return config
+            case ["sdcpctl", "cache", "gc", *_]:
+                return ["--yes"]
             case ["sdcpctl", "verify-exact", _, *_]:
                 return ["--m-max", "2", "--tokens", "8"]
         return []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tiers.api import Entry, Key, TierStats
 from tiers.checksum import checksum, told
-from tiers.ledger import Ledger, Victim
+from tiers.ledger import Holding, Ledger, Victim
 from tiers.meter import Metered
 
 # What an object costs beside its octets (dictionaries, account, names), so that very many very
@@ -93,6 +93,10 @@ class HostTier(Metered):
 
     async def holds(self, key: Key) -> bool:
         return key in self._entries
+
+    def holdings(self) -> Iterator[Holding]:
+        """See Listing."""
+        return self._ledger.holdings()
 
     def stats(self) -> TierStats:
         return TierStats(

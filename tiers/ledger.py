@@ -7,7 +7,7 @@ used = sum over all accounts; leased = sum over those with a deadline; idle are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tiers.api import Key, TierFull
@@ -36,6 +36,15 @@ class Victim:
 
     key: Key
     keep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One object on a tier's books."""
+
+    key: Key
+    size_bytes: int
+    leased: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,12 @@ class Ledger:
         """Whether an object can't be evicted now."""
         self._lapse()
         return key in self._accounts and key not in self._idle
+
+    def holdings(self) -> Iterator[Holding]:
+        """All that is on the books."""
+        self._lapse()
+        for key, account in self._accounts.items():
+            yield Holding(key, account.size_bytes, account.deadline is not None)
 
     def generation(self, key: Key) -> int | None:
         """The number of the version that is on the books, None if there is none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ import lmdb
 
 from tiers.api import Entry, Key, TierFull, TierStats
 from tiers.folder import Folder, boot_id
-from tiers.ledger import Ledger, Victim
+from tiers.ledger import Holding, Ledger, Victim
 from tiers.lmdb_objects import Objects, Remove, Store, Tick, Torn
 from tiers.meter import Metered
 from tiers.sizes import LMDB_MAP_FACTOR
@@ -127,6 +127,10 @@ class LmdbTier(Metered):
 
     async def holds(self, key: Key) -> bool:
         return key in self._ledger
+
+    def holdings(self) -> Iterator[Holding]:
+        """See Listing."""
+        return self._ledger.holdings()
 
     def stats(self) -> TierStats:
         return TierStats(

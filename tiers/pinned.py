@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,7 +22,7 @@ from tiers.arena_slots import rounded
 from tiers.checksum import checksum, pieces, told
 from tiers.cuda_memory import Registration, Runtime, TorchRuntime
 from tiers.host import EVICTED_AT_ONCE, Evicted
-from tiers.ledger import Ledger, Victim
+from tiers.ledger import Holding, Ledger, Victim
 from tiers.meter import Metered
 
 OBJECT_BYTES = 512  # what an object costs beside its slot, as in the tier of plain memory
@@ -124,6 +124,10 @@ class PinnedTier(Metered):
 
     async def holds(self, key: Key) -> bool:
         return key in self._kept
+
+    def holdings(self) -> Iterator[Holding]:
+        """See Listing."""
+        return self._ledger.holdings()
 
     def stats(self) -> TierStats:
         return TierStats(

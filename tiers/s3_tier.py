@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tiers.api import Entry, Key, TierFull, TierStats
-from tiers.ledger import Ledger, Victim
+from tiers.ledger import Holding, Ledger, Victim
 from tiers.meter import Metered
 from tiers.s3_format import Torn, head_bytes, pack, path_of, unpack, unpack_head
 from tiers.s3_server import S3Server, Stored
@@ -131,6 +131,10 @@ class S3Tier(Metered):
         except Torn:
             return False  # the next read deletes it
         return self._current(key, head.etag)
+
+    def holdings(self) -> Iterator[Holding]:
+        """See Listing."""
+        return self._ledger.holdings()
 
     def stats(self) -> TierStats:
         return TierStats(

@@ -79,6 +79,11 @@ class TierStack:
             if isinstance(upper, Evicting):
                 upper.on_evicted(partial(self._offer, self._handed_down_to(depth)))
 
+    @property
+    def levels(self) -> tuple[Tier, ...]:
+        """The tiers, fastest first; to be looked at, and changed through the stack alone."""
+        return self._tiers
+
     async def get(self, key: Key) -> Entry | None:
         entry = await self._tiers[0].get(key)
         if entry is None:

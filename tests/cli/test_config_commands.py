@@ -113,6 +113,8 @@ def _reloads(file: Path, process: Sdcpd, socket: str) -> None:
     (tier,) = json.loads(ctl("cache", "tiers", "-o", "json").stdout)["tiers"]
     assert (tier["kind"], tier["size"]) == ("host", "256MiB")
     assert ctl("cache", "tiers").stdout.startswith("TIER  SIZE")
+    assert ctl("cache", "ls").stdout == "nothing is kept\n"
+    assert ctl("cache", "gc", "--yes").stdout == "0 objects deleted, 0B\n"
     assert ctl("config", "diff", "-c", str(file)).stdout == "no difference\n"
     file.write_text(_with(whole, router='m_max = 7\nswitch_grace = "5s"', log='level = "debug"'))
     done = ctl("config", "diff", "-c", str(file))

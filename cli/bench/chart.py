@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from cli.bench.told import sentence
 from cli.errors import CtlError
 
 WIDTH, PLOT_HEIGHT, TOP, ROW = 760, 300, 92, 20
 LEFT, RIGHT = 72, 24
+COLUMNS = (LEFT, LEFT + 120, LEFT + 270, LEFT + 420)
+SAID = {"helps": "helps", "hurts": "hurts", "no_difference": "no difference", "unknown": "unknown"}
+APART = 3  # of the two lines, so that bars do not hide each other
 INSET = 36  # of the first and last load from the edges of the plot
 LINES = (("speculation", "with speculation", "on"), ("self_decode", "self-decode", "off"))
 STYLE = """\
@@ -44,7 +46,7 @@ def chart(told: dict[str, Any]) -> str:
     """The text of the SVG."""
     points = sorted(told["points"], key=_load)
     scale = _Scale([_load(one) for one in points], _highest(points))
-    height = TOP + PLOT_HEIGHT + 72 + ROW * (len(points) + 1)
+    height = TOP + PLOT_HEIGHT + 72 + ROW * (len(points) + 1) + 4
     title = f"Tokens per second of {told['model']}, with speculation and without"
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
@@ -136,27 +138,37 @@ def _axes(scale: _Scale, points: Sequence[dict[str, Any]], told: dict[str, Any])
 
 
 def _line(scale: _Scale, points: Sequence[dict[str, Any]], key: str, style: str) -> Iterator[str]:
-    found = [(scale.x(_load(one)), point) for one in points if (point := _rate(one, key))]
-    way = " ".join(f"{x},{scale.y(rate['median'])}" for x, rate in found)
+    aside = -APART if style == "on" else APART
+    found = [(scale.x(_load(one)) + aside, rate) for one in points if (rate := _rate(one, key))]
+    way = " ".join(f"{x:g},{scale.y(rate['median'])}" for x, rate in found)
     yield f'<polyline class="line {style}" points="{way}"/>'
     for x, rate in found:
         least, most = scale.y(rate["least"]), scale.y(rate["most"])
-        bar = f"M{x} {most}V{least}M{x - 5:g} {most}h10M{x - 5:g} {least}h10"
+        bar = f"M{x:g} {most}V{least}M{x - 5:g} {most}h10M{x - 5:g} {least}h10"
         yield f'<path class="bar {style}" d="{bar}"/>'
-        yield f'<circle class="dot {style}" cx="{x}" cy="{scale.y(rate["median"])}" r="4"/>'
+        yield f'<circle class="dot {style}" cx="{x:g}" cy="{scale.y(rate["median"])}" r="4"/>'
 
 
 def _figures(points: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line a point: what the curves show, and the verdict."""
+    """A table of what the curves show, and the verdicts."""
+    rows = [("", *(name for _, name, _ in LINES), "speculation")]
+    for point in points:
+        rates = [_spread(_rate(point, key), "") for key, _, _ in LINES]
+        said = SAID[point["verdict"]] if point["verdict"] else "-"
+        ratio = _spread(point["ratio"], " x") if point["ratio"] else ""
+        rows.append((point["name"], *rates, f"{said} {ratio}".strip()))
     y = TOP + PLOT_HEIGHT + 72
-    for at, point in enumerate(points):
-        rates = []
-        for key, name, _ in LINES:
-            if (rate := _rate(point, key)) is not None:
-                rates.append(f"{rate['median']:.0f} {name}")
-        said = sentence(point) if point["verdict"] else ""
-        line = f"{point['name']}: {', '.join(rates)} tokens a second.  {said}"
-        yield _text(LEFT, y + ROW * at, line, "faint")
+    for at, row in enumerate(rows):
+        for x, cell in zip(COLUMNS, row, strict=True):
+            yield _text(x, y + ROW * at, cell, "" if at else "faint")
+
+
+def _spread(found: dict[str, float] | None, unit: str) -> str:
+    if found is None:
+        return "-"
+    digits = 2 if unit else 0
+    median, least, most = (f"{found[one]:.{digits}f}" for one in ("median", "least", "most"))
+    return f"{median}{unit} ({least} to {most})"
 
 
 def _text(

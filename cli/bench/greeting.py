@@ -1,4 +1,4 @@
-"""What is asked of an API before it is measured: whether it is there, lets us in, and has the model."""
+"""What an API is asked before it is measured: is it there, does it let us in, has it the model."""
 
 from __future__ import annotations
 

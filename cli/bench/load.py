@@ -1,4 +1,4 @@
-"""Load on an API: a number of clients that each wait for their text, or arrivals that wait for none."""
+"""Load on an API: clients that each wait for their text, or arrivals that wait for none."""
 
 from __future__ import annotations
 

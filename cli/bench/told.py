@@ -176,14 +176,15 @@ def _of_texts(measured: Measured) -> list[str]:
     run, again = measured.run, measured.prompts.repeated
     cache = _cache(run)
     hits = cache["from_cache"]
+    unique = "some prompts were asked again" if again else "no prompt was asked twice"
     said = {
-        None: "cache hits: not known, no verifier's metrics are read (prompts were unique)",
+        None: f"cache hits: not known, nobody who is read tells of them; {unique}",
         0: f"cache hits: 0 of {cache['prompt_tokens']} tokens of prompts",
     }.get(hits, f"cache hits: {hits} tokens of prompts came from a cache: TTFT is too good")
     ways = [way for point in run.points for way in (point.on, point.off) if way]
     few = min((len(whole(texts_of(way))) for way in ways), default=0)
     return [
-        said if not again else said.replace("(prompts were unique)", "(prompts were not unique)"),
+        said,
         f"prompts asked again: {again}, since the file has no more" if again else "",
         f"p99 of fewer than 100 texts is that of the slowest (least: {few})" if few < 100 else "",
     ]

@@ -54,6 +54,8 @@ class Wanted:
     chat: bool
     ignore_eos: bool
     timeout_s: float
+    tls: ssl.SSLContext | None = None
+    """Where the API speaks HTTPS."""
 
     def request(self, prompt: str, number: int, *, speculate: bool, max_tokens: int) -> bytes:
         """The octets of a request; speculation is switched off for it alone."""
@@ -140,7 +142,6 @@ class Client:
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self._idle: list[Connection] = []
-        self._tls = ssl.create_default_context() if wanted.url.scheme == "https" else None
         self._asked = 0
 
     def close(self) -> None:
@@ -193,9 +194,9 @@ class Client:
                 return kept, False
         url, loop = self.wanted.url, asyncio.get_running_loop()
         host = url.hostname or ""  # which it has: it was looked at
-        port = url.port or (443 if self._tls else 80)
+        port = url.port or (443 if self.wanted.tls else 80)
         async with asyncio.timeout(BEGIN_S):
-            _, made = await loop.create_connection(Connection, host, port, ssl=self._tls)
+            _, made = await loop.create_connection(Connection, host, port, ssl=self.wanted.tls)
         return made, True
 
 

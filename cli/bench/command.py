@@ -66,6 +66,11 @@ class Duration(click.ParamType[float]):
     type=click.Path(path_type=Path, dir_okay=False),
     help="file with the API key alone; else the key is SDCPCTL_API_KEY, if set",
 )
+@click.option(
+    "--ca",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="authorities of an API that speaks HTTPS; default: the system's",
+)
 @click.option("-m", "--model", help="default: the one that is served")
 @endpoints_option
 @click.option(

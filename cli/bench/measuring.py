@@ -18,7 +18,7 @@ import click
 from cli.api import API
 from cli.asking import ask_instance
 from cli.bench.client import Client, Wanted
-from cli.bench.greeting import served_model
+from cli.bench.greeting import served_model, tls_of
 from cli.bench.prompts import Prompts, read_prompts
 from cli.bench.rounds import Sources
 from cli.bench.run import Plan, Runner
@@ -34,7 +34,8 @@ def measure(options: dict[str, Any]) -> tuple[Measured, bool]:
     """Measure as options say; also whether Ctrl-C ended it.  Raises CtlError, UsageError."""
     url, sockets = _places(options["url"], options["endpoint"])
     key = _key(options["api_key_file"])
-    model = served_model(url, key, options["model"])
+    tls = tls_of(url, options["ca"])
+    model = served_model(url, key, options["model"], tls)
     seed = secrets.randbelow(1 << 31) if options["seed"] is None else options["seed"]
     given, again = read_prompts(options["prompts"]) if options["prompts"] else (None, 0)
     prompts = Prompts(given, seed=seed, reuse=options["reuse"])
@@ -49,6 +50,7 @@ def measure(options: dict[str, Any]) -> tuple[Measured, bool]:
         chat=options["chat"],
         ignore_eos=options["ignore_eos"],
         timeout_s=options["timeout"],
+        tls=tls,
     )
     sources = Sources.of(sockets, options["metrics"])
     about = _about(plan, wanted, url) | {"prompts_left_out": again}

@@ -213,8 +213,9 @@ class Runner:
 
 
 def grown(before: Counter[Key], after: Counter[Key]) -> Counter[Key]:
-    """By how much counters grew, those too that did not."""
+    """By how much counters grew, those too that did not; nothing where one has begun anew."""
     made: Counter[Key] = Counter()
     for key, value in after.items():
         made[key] = value - before[key]
-    return made
+    # An instance was started again meanwhile, or tells no more: what is left would be of others.
+    return Counter() if any(value < 0 for value in made.values()) else made

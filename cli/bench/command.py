@@ -60,7 +60,10 @@ class Duration(click.ParamType[float]):
 
 
 @click.command()
-@click.option("--url", envvar="SDCPCTL_API", help="base URL of the API; default: the router's")
+# Its name within is that of chat's, so that a context says it for both.
+@click.option(
+    "--url", "api", envvar="SDCPCTL_API", help="base URL of the API; default: the router's"
+)
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -32,7 +32,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 def measure(options: dict[str, Any]) -> tuple[Measured, bool]:
     """Measure as options say; also whether Ctrl-C ended it.  Raises CtlError, UsageError."""
-    url, sockets = _places(options["url"], options["endpoint"])
+    url, sockets = _places(options["api"], options["endpoint"])
     key = _key(options["api_key_file"])
     tls = tls_of(url, options["ca"])
     model = served_model(url, key, options["model"], tls)

@@ -261,6 +261,19 @@ def test_usage(options: tuple[str, ...], said: str) -> None:
     assert said in done.output
 
 
+def test_a_context_says_which_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from cli.__main__ import main
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    kept = ["--api", "http://127.0.0.1:9/v1", "--endpoint", f"unix:{tmp_path}/none.sock"]
+    for command, code in ((["context", "add", "lab", *kept], 0), (["bench"], 3)):
+        done = CliRunner().invoke(main, command, prog_name="sdcpctl")
+        assert done.exit_code == code, done.output
+    assert "nobody answers at http://127.0.0.1:9/v1" in done.output
+
+
 async def test_ctrl_c_shows_what_was_measured_until_then() -> None:
     generator = Scripted(parts=[SCRIPT[:4]])
     async with served(generator) as api:

@@ -51,9 +51,9 @@ def _head(told: dict[str, Any]) -> str:
     length = f"{told['duration_s']:g} s" if told["duration_s"] else f"{told['requests']} texts"
     ways = "with speculation and without, in turns" if told["baseline"] else "with speculation"
     return (
-        f"{told['api']}   model {told['model']}   {told['loop']} loop   {told['max_tokens']} tokens"
-        f" a text   temperature {told['temperature']:g}   {told['repeats']} x {length} {ways}"
-        f"   seed {told['seed']}"
+        f"{told['api']}   model {told['model']}   seed {told['seed']}\n"
+        f"{told['loop']} loop   {told['max_tokens']} tokens a text   temperature"
+        f" {told['temperature']:g}   {told['repeats']} x {length} {ways}"
     )
 
 

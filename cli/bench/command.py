@@ -147,5 +147,6 @@ def bench(**options: Any) -> None:
         write_chart(chart, found)
     if interrupted:
         raise SystemExit(INTERRUPTED)
-    if found["failures"] or not found["complete"] or not found["points"]:
+    texts = sum(one["speculation"]["texts"] for one in found["points"])
+    if found["failures"] or not found["complete"] or not texts:
         raise SystemExit(EXIT_FAILED)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from cli.bench.client import Client, Text
-from cli.bench.figures import Verdict, tokens_per_s, usage_of, verdict, whole
+from cli.bench.figures import PAIRS_MIN, Verdict, tokens_per_s, usage_of, verdict, whole
 from cli.bench.load import Block, arrivals, closed_loop, open_loop
 from cli.bench.prompts import Prompts
 from cli.bench.rounds import Key, Rounds, Sources, rounds_of
@@ -111,7 +111,9 @@ def judged(point: Point, *, open_loop: bool) -> tuple[Verdict, str]:
     if not with_it.rounds:
         return Verdict.UNKNOWN, "no drafter took part"
     said = verdict(found)
-    few = f"{len(found)} pairs of blocks show no spread" if said is Verdict.UNKNOWN else ""
+    few = (
+        f"it takes {PAIRS_MIN} pairs of blocks to show a spread" if said is Verdict.UNKNOWN else ""
+    )
     return said, few
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import signal
+import ssl
 import subprocess
 import sys
 from collections import Counter
@@ -24,6 +25,7 @@ from sdcpd.roles.generation import GenerationError
 from sdcpd.transport.http import Request, Response
 from sdcpd.transport.http1 import Http1Server
 from tests.kit.api import FOX, NAME, STORY, Scripted, cluster_api, served, tokenizer
+from tests.kit.by_hand import sdcpctl
 from tests.kit.dev import dev
 from tests.kit.metrics import metrics_of
 
@@ -112,7 +114,7 @@ async def test_one_repeat_or_no_drafter_is_no_verdict() -> None:
     async with cluster_api(SCRIPT) as (api, _):
         _, found = await measured(at(api.port), *ONCE)
     assert found["points"][0]["verdict"] == "unknown"
-    assert "1 pairs of blocks show no spread" in found["points"][0]["why"]
+    assert "it takes 3 pairs" in found["points"][0]["why"]
     async with served(Scripted(parts=[SCRIPT[:4]])) as api:
         _, found = await measured(at(api.port), *ONCE)
     assert found["points"][0]["why"] == "no drafter took part"
@@ -171,7 +173,7 @@ MODELS = 'HTTP/1.0 200 OK\r\n\r\n{"data": [{"id": "m"}]}'
 
 
 @asynccontextmanager
-async def answering(*answers: str) -> AsyncIterator[int]:
+async def answering(*answers: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """A server that gives one answer after the other, then the last one; models it knows."""
     left = list(answers)
 
@@ -184,7 +186,7 @@ async def answering(*answers: str) -> AsyncIterator[int]:
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
     async with server:
         yield server.sockets[0].getsockname()[1]
 
@@ -214,6 +216,21 @@ async def test_each_failure_is_counted_by_its_kind() -> None:
     assert found["missing"] == [
         "tokens per pass, M and the times of rounds: the API's usage tells nothing of them"
     ]
+
+
+async def test_an_api_that_speaks_https(tmp_path: Path) -> None:
+    """Its authority must be known, which the command says."""
+    make = ["certs", "init", "--trust-domain", "lab.example", "--out", str(tmp_path)]
+    made = sdcpctl(*make, "router/r0=https://127.0.0.1:7442/")
+    assert made.returncode == 0, made.stderr
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(tmp_path / "router.r0.crt", tmp_path / "router.r0.key")
+    async with answering(WHOLE, tls=tls) as port:
+        url = f"https://127.0.0.1:{port}/v1"
+        code, _, err = await bench(url, *ONCE)
+        assert code == 4 and "--ca" in err
+        code, found = await measured(url, *ONCE, "--ca", str(tmp_path / "ca.crt"))
+    assert code == 0 and found["points"][0]["speculation"]["texts"] == 4
 
 
 async def test_a_text_without_end_is_given_up() -> None:

@@ -218,6 +218,7 @@ async def test_each_failure_is_counted_by_its_kind() -> None:
     ]
 
 
+@pytest.mark.slow
 async def test_an_api_that_speaks_https(tmp_path: Path) -> None:
     """Its authority must be known, which the command says."""
     make = ["certs", "init", "--trust-domain", "lab.example", "--out", str(tmp_path)]
@@ -233,6 +234,7 @@ async def test_an_api_that_speaks_https(tmp_path: Path) -> None:
     assert code == 0 and found["points"][0]["speculation"]["texts"] == 4
 
 
+@pytest.mark.slow
 async def test_a_text_without_end_is_given_up() -> None:
     endless = asyncio.Event()
     async with served(Scripted(parts=[SCRIPT[:2], endless])) as api:

@@ -34,7 +34,7 @@ from cli.errors import CtlError
 # ---- prompts
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(0, 2**31), st.integers(0, 200), st.integers(1, SIZE - 1))
 def test_prompts_near_each_other_begin_with_different_words(seed: int, at: int, apart: int) -> None:
     prompts = Prompts(None, seed=seed)
@@ -86,7 +86,7 @@ def test_a_file_runs_out_or_is_told_to_go_round() -> None:
 # ---- load
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.floats(0.1, 500), st.floats(0.1, 20), st.integers(0, 2**32))
 def test_an_open_loops_schedule(rate: float, duration_s: float, seed: int) -> None:
     due = arrivals(rate, duration_s, seed)
@@ -286,7 +286,7 @@ def point(load: float, rate: float, *, baseline: bool) -> dict[str, object]:
     }
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     st.lists(
         st.tuples(st.integers(1, 64), st.floats(1e-3, 1e6)),

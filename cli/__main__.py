@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 import sdcpd
+from cli.bench.command import bench
 from cli.bugreport import bugreport
 from cli.cache import cache
 from cli.certificates import certs
@@ -45,6 +46,7 @@ def main(this: click.Context, name: str | None) -> None:
 
 
 for command in (
+    bench,
     bugreport,
     cache,
     certs,

@@ -25,6 +25,16 @@ endpoint_option = click.option(
     "[env: SDCPCTL_ENDPOINT]",
 )
 
+endpoints_option = click.option(
+    "--endpoint",
+    type=Endpoint(),
+    multiple=True,
+    envvar="SDCPCTL_ENDPOINT",
+    metavar="unix:PATH",
+    help="admin socket of a router, verifier or drafter; repeatable; default: all of the running "
+    "`sdcpd dev`, else of this host [env: SDCPCTL_ENDPOINT]",
+)
+
 
 class OfSession(click.Command):
     """Takes ids that begin with a dash, which one in 64 does, for what they are."""

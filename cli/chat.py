@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.errors import EXIT_REFUSED, EXIT_UNREACHABLE, CtlError
+from cli.api import API, cannot_be_asked, message_of, nobody_answers
+from cli.errors import EXIT_REFUSED, CtlError
 from cli.sessions import strip
 from cli.text import echo
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
-
-API = "http://127.0.0.1:8000/v1"
 
 
 @click.command()
@@ -120,25 +119,12 @@ def _asked(api: str, key: str | None, body: dict[str, Any]) -> HTTPResponse:
         response: HTTPResponse = urlopen(request, timeout=600)
     except HTTPError as e:
         status = EXIT_REFUSED if e.code in (401, 403) else 1
-        raise CtlError(_message(e.read()) or f"{url}: status {e.code}", status=status) from e
+        raise CtlError(message_of(e.read()) or f"{url}: status {e.code}", status=status) from e
     except (HTTPException, ValueError) as e:  # also a key that no field can hold
-        raise CtlError(
-            f"{api} can't be asked: is it the base URL of an API, and the key one?"
-        ) from e
+        raise cannot_be_asked(api) from e
     except (URLError, OSError) as e:
-        why = getattr(e, "reason", e)
-        raise CtlError(
-            f"nobody answers at {api}: {why}.  Is the router running, with [api] listen there?",
-            status=EXIT_UNREACHABLE,
-        ) from e
+        raise nobody_answers(api, getattr(e, "reason", e)) from e
     return response
-
-
-def _message(octets: bytes) -> str:
-    try:
-        return str(json.loads(octets)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return ""
 
 
 def _colour() -> bool | None:

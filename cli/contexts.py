@@ -95,7 +95,7 @@ def _defaults(values: dict[str, str], command: click.Command) -> dict[str, Any]:
     if command.name == "context":
         return {}  # there --endpoint is what is to be kept
     found: dict[str, Any] = {
-        one.name: values[one.name]
+        one.name: [values[one.name]] if one.multiple else values[one.name]
         for one in command.params
         if isinstance(one, click.Option) and one.name in values
     }

@@ -60,11 +60,27 @@ def is_dev(socket: Path) -> bool:
     return state is not None and _dev_router(state) == socket
 
 
+def default_endpoints(run: Path = RUN) -> list[Path]:
+    """All sockets to ask when none is named, whatever their role; of no cluster: none."""
+    from sdcpd.admin_client import dev_state_path
+
+    dev = dev_state_path()
+    if dev is not None and _dev_router(dev) is not None:
+        return [socket for _, socket in _dev_sockets(dev)]
+    return sorted(run.glob("*/admin.sock"))
+
+
 def _dev_router(state: Path) -> Path | None:
     """The router's socket in `dev.json`; None where there is no such cluster any more."""
+    sockets = (socket for role, socket in _dev_sockets(state) if role == "router")
+    socket = next(sockets, None)
+    return socket if socket is not None and socket.exists() else None
+
+
+def _dev_sockets(state: Path) -> list[tuple[str, Path]]:
+    """Roles and sockets of the instances in `dev.json`; none where it can't be read."""
     try:
         instances = json.loads(state.read_text("utf-8"))["instances"]
-        socket = next(Path(one["admin"]) for one in instances if one["role"] == "router")
-    except (OSError, ValueError, KeyError, StopIteration):
-        return None
-    return socket if socket.exists() else None
+        return [(str(one["role"]), Path(one["admin"])) for one in instances]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import select
 import sys
 import time
@@ -15,12 +14,11 @@ from typing import Any
 import click
 
 from cli.asking import ask_instance, endpoint_option, metrics_of
+from cli.exposition import samples
 from cli.text import duration, echo, table
 
 BAR = 10
 HOME_AND_CLEAR = "\x1b[H\x1b[2J"
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 TTFT, PER_TOKEN = "sdcp_api_time_to_first_token_seconds", "sdcp_api_time_per_output_token_seconds"
 HEADER = ("INSTANCE", "ROLE", "STATE", "LOAD", "", "QUEUE", "ACCEPT", "SESS")
 
@@ -81,13 +79,8 @@ def look(endpoint: Path | None) -> Sample:
 def read(text: str, status: dict[str, Any], *, at: float) -> Sample:
     """Take in metrics in Prometheus' text format."""
     sample = Sample(at, status)
-    for line in text.splitlines():
-        found = _SAMPLE.match(line)
-        if found is None:
-            continue
-        name, value = found[1], float(found[3])
+    for name, labels, value in samples(text):
         sample.values[name] = sample.values.get(name, 0.0) + value
-        labels = dict(_LABEL.findall(found[2] or ""))
         if name.endswith("_bucket") and "le" in labels:
             into = sample.buckets.setdefault(name.removesuffix("_bucket"), {})
             le = float(labels["le"])

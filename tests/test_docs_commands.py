@@ -77,6 +77,9 @@ class Reader:
                 return [*config, *([] if "--check-config" in words else ["--check-config"])]
             case ["sdcpctl", "chat", *_]:
                 return ["--once", PROMPT, "--max-tokens", "4", "--api", self.cluster.api]
+            case ["sdcpctl", "bench", *_]:
+                load = ["--rate", "4/s"] if "--rate" in words else ["--concurrency", "1"]
+                return [*load, "--duration", "1s", "--repeats", "1", "--url", self.cluster.api]
             case ["sdcpctl", "keys", _]:
                 return ["--file", f"{self.home}/api-keys"]
             case ["sdcpctl", "doctor" | "bugreport", *_]:
@@ -117,6 +120,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         (home / "run" / "sdcpd" / "dev.json").symlink_to(home / "dev" / "dev.json")
         text = CONFIG.format(pki=home / "pki", target=PAIR / "target")
         (home / "sdcpd.toml").write_text(text)
+        (home / "questions.txt").write_text("".join(f"{n} {PROMPT}\n" for n in range(500)))
+        (home / "key").write_text("none\n")
         yield Reader(home, cluster, cluster.generate(PROMPT, 8)["session"])
 
 

@@ -1,0 +1,1 @@
+"""`sdcpctl bench`: a running cluster measured from outside, with speculation and without."""

@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 ROLES = {"router": "r0", "verifier": "v0", "drafter": "d0"}
 WARM_S = 2.0
 TOKENS = 5_000_000  # more than any run writes: texts are cut by the end of their cluster
+FUNCTIONS = 30  # that cost the most are told
 P50_MS, ROUNDS_PER_S = 1.2, 1500.0
 
 
@@ -169,7 +170,8 @@ def measure(sessions: int, seconds: float, *, stages: bool = False) -> dict[str,
         "p50_ms": 1000 * statistics.median(rounds),
         "p99_ms": 1000 * rounds[min(len(rounds) - 1, len(rounds) * 99 // 100)],
         "cpu_us": {role: 1e6 * one["cpu_s"] / len(rounds) for role, one in told.items()},
-        "stages_us": _stages(told, len(rounds)) if stages else {},
+        "stages_us": _shares(told, len(rounds), "stages") if stages else {},
+        "functions_us": _shares(told, len(rounds), "functions") if stages else {},
     }
 
 
@@ -177,13 +179,13 @@ def _open(socket: Path) -> int:
     return len(ask(socket, "GET", "/status")["sessions"])
 
 
-def _stages(told: dict[str, dict[str, Any]], rounds: int) -> dict[str, float]:
-    """Microseconds of CPU a round, by stage, over all processes."""
+def _shares(told: dict[str, dict[str, Any]], rounds: int, kind: str) -> dict[str, float]:
+    """Microseconds of CPU a round, by stage or function, over all processes."""
     total: Counter[str] = Counter()
     for one in told.values():
-        samples = sum(one["stages"].values())
-        for stage, count in one["stages"].items():
-            total[stage] += 1e6 * one["cpu_s"] * count / samples / rounds
+        samples = sum(one[kind].values())
+        for name, count in one[kind].items():
+            total[name] += 1e6 * one["cpu_s"] * count / samples / rounds
     return dict(total.most_common())
 
 
@@ -198,6 +200,8 @@ def show(figures: Sequence[dict[str, Any]]) -> None:
         )
         for stage, us in one["stages_us"].items():
             print(f"{'':20}{stage:12} {us:7.0f} us")
+        for function, us in list(one["functions_us"].items())[:FUNCTIONS]:
+            print(f"{'':20}{us:7.0f} us  {function}")
 
 
 def main() -> None:

@@ -50,6 +50,7 @@ class Measured:
         self.asked: dict[bytes, list[float]] = {}
         """When each session's drafter was asked for its next proposal."""
         self._stages: Counter[str] = Counter()
+        self._functions: Counter[str] = Counter()
         self._cpu = self._begun = 0.0
         signal.signal(signal.SIGUSR1, self._begin)
         signal.signal(signal.SIGUSR2, self._end)
@@ -57,6 +58,7 @@ class Measured:
     def _begin(self, *_: Any) -> None:
         self.asked.clear()
         self._stages.clear()
+        self._functions.clear()
         self._cpu, self._begun = time.process_time(), time.perf_counter()
         if os.environ.get("STAGES"):
             signal.signal(signal.SIGPROF, self._sample)
@@ -70,6 +72,7 @@ class Measured:
             "cpu_s": time.process_time() - self._cpu,
             "rounds": rounds,
             "stages": dict(self._stages),
+            "functions": dict(self._functions),
         }
         part = self._out.with_suffix(".part")
         part.write_text(json.dumps(told))
@@ -77,6 +80,9 @@ class Measured:
 
     def _sample(self, _: int, frame: FrameType | None) -> None:
         self._stages[stage_of(frame)] += 1
+        if frame is not None:
+            code = frame.f_code
+            self._functions[f"{'/'.join(code.co_filename.split('/')[-2:])}:{code.co_qualname}"] += 1
 
 
 def stage_of(frame: FrameType | None) -> str:

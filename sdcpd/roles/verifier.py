@@ -61,7 +61,7 @@ from sdcpd.roles.target_kv import TargetKv
 from sdcpd.roles.tasks import Tasks
 from sdcpd.roles.verifier_logprobs import LogprobsResource
 from sdcpd.roles.verifier_opening import Opener
-from sdcpd.roles.verifier_session import ServedSession, SessionContext
+from sdcpd.roles.verifier_session import Busy, ServedSession, SessionContext
 from sdcpd.traces import Tracer
 from sdcpd.transport.http import Client, Request, Response
 from tiers.api import Tier
@@ -155,6 +155,7 @@ class Verifier:
         self._opening = 0
         self._tombstones: dict[bytes, float] = {}
         self._swept_at = -SWEEP_S
+        self._in_work = Busy()
         self._rates = RateLimit(config.round_rate)
         self._context = SessionContext(
             engine=engine,
@@ -162,6 +163,7 @@ class Verifier:
             target_kv=target_kv,
             prefix_kv=prefix_kv,
             tasks=self._tasks,
+            busy=self._in_work,
             load=self.load,
             lower=lambda: self.load() > LOAD_HIGH,
             observe=self._observe,
@@ -291,7 +293,7 @@ class Verifier:
             if not _same_content(known.opened, opened):
                 raise Conflict("the session is open with other content")
             return 200, known
-        others = len(self._serving - {known}) + self._opening
+        others = len(self._serving) - (known in self._serving) + self._opening
         if others >= self.config.max_sessions:
             raise TooManyRequests("all sessions of this verifier are in use", retry_after_s=1)
         self._opening += 1
@@ -394,7 +396,7 @@ class Verifier:
     # ---- housekeeping
 
     def _busy(self) -> int:
-        return sum(served.machine.busy for served in self._serving) + self._logprobs.active
+        return self._in_work.sessions + self._logprobs.active
 
     def _forget_old(self) -> None:
         """Ended sessions become tombstones, and those go in their turn (D-H12)."""

@@ -62,6 +62,13 @@ log = logging.getLogger("sdcpd.verifier")
 STALL_RETRY_S = 0.5
 
 
+@dataclass(slots=True)
+class Busy:
+    """How many sessions have a round in work; kept, because it is asked for in every round."""
+
+    sessions: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SessionContext:
     """What all sessions of a verifier share."""
@@ -71,6 +78,7 @@ class SessionContext:
     target_kv: TargetKv
     prefix_kv: PrefixKv
     tasks: Tasks
+    busy: Busy
     load: Callable[[], int]
     lower: Callable[[], bool]
     observe: Callable[[RoundDone], None]
@@ -103,6 +111,7 @@ class ServedSession:
         self._logprobs: dict[int, Row] = {}  # by the index of the output token
         self._times = RoundTimes(context.counts.stages)
         self._trace = trace
+        self._busy = self._over = False
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Message | None]] = {}
         self._changed = asyncio.Event()
@@ -173,6 +182,10 @@ class ServedSession:
         for action in self.machine.step(event, now=time.monotonic()):
             self._perform(action)
         self._arm()
+        busy = self.machine.busy and not self._over
+        if busy is not self._busy:
+            self._context.busy.sessions += 1 if busy else -1
+            self._busy = busy
 
     def _perform(self, action: VerifierAction) -> None:
         match action:
@@ -214,6 +227,7 @@ class ServedSession:
                     self._spawn(self._keep(), "keep")
             case Ended():
                 log.info("session %s: %s", self.label, action.reason)
+                self._over = True
                 self._context.counts.end(action.reason)
                 self._spawn(self._keep_and_forget(), "forget")
                 self._events.finish()

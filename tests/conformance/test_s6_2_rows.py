@@ -19,7 +19,6 @@ from sdcpd.protocol.drafter import DrafterSettings
 from sdcpd.protocol.messages import Proposal, Sampling
 from sdcpd.protocol.problems import LimitExceeded, QUnavailable
 from sdcpd.protocol.speculation import choose_m
-from sdcpd.roles import drafter_session
 from sdcpd.transport.http import Request, Response
 from tests.kit.drafter_rig import RULE_2, DrafterRig, drafter_rig
 from tests.kit.scripted import Seen, hold
@@ -94,11 +93,9 @@ async def test_rows_have_the_targets_length(rig: DrafterRig) -> None:
     assert len(octets) == 4 * 20 * len(proposal.tokens)
 
 
-async def test_leases_are_held_until_the_verdict_and_released_after(
-    rig: DrafterRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leases_are_held_until_the_verdict_and_released_after(rig: DrafterRig) -> None:
     """R-6.2-4, R-6.3-38, D-M10: written with a lease, renewed at half time, then released."""
-    monkeypatch.setattr(drafter_session, "LEASE_MS", 20)
+    rig.objects.lease_ms = 20
     answered = asyncio.Event()
 
     async def slow(seen: Seen) -> Any:

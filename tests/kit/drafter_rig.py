@@ -59,13 +59,13 @@ class DrafterRig:
         self.contract: Contract = contract()
         self.mlc = MemoryMlc()
         client = network.client("drafter", "d0")
+        bases = (self.router.base, self.verifier.base, self.base)
+        self.objects = Objects(client, bases=bases, own=self.base)
         self.drafter = Drafter(
             DrafterConfig(self.base, **config),
             engine=self.engine,
             client=client,
-            objects=Objects(
-                client, bases=(self.router.base, self.verifier.base, self.base), own=self.base
-            ),
+            objects=self.objects,
             peers=PEERS,
             mlc=self.mlc,
             name="d0.x",

@@ -358,7 +358,15 @@ class World:
         if isinstance(role, Drafter):
             self.prepared["used"] += role.rounds.prepared_used
             self.prepared["discarded"] += role.rounds.prepared_discarded
+        if isinstance(role, Verifier):
+            self._guarded(lambda: self._load_is_counted(role))
         await role.aclose()
+
+    def _load_is_counted(self, verifier: Verifier) -> None:
+        """What is kept of how many sessions have work is what looking at all of them says."""
+        busy = sum(one.machine.busy for one in verifier.sessions if not one.machine.closed)
+        if verifier.status().queue != busy:
+            raise Broken(f"{busy} sessions are busy, and the load is of {verifier.status().queue}")
 
     def _start(self, name: str) -> None:
         base = f"https://{name}.test/"

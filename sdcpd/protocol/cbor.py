@@ -19,6 +19,7 @@ from sdcpd.protocol.limits import NESTING_DEPTH_MAX
 
 _BREAK = 0xFF
 _TWICE = "key came twice"
+_LEAVES = frozenset({int, str, bytes, float, bool, type(None)})
 
 
 class NotWellFormed(ValueError):
@@ -63,13 +64,25 @@ def decode_next(data: bytes, start: int) -> tuple[object, int]:
 
 def holds_duplicates(value: object) -> bool:
     """Tell whether a map anywhere in a decoded value, keys included, had a key twice."""
-    if isinstance(value, DuplicateKeys) or value is _TWICE:
-        return True
-    if isinstance(value, dict):
-        return any(holds_duplicates(k) or holds_duplicates(v) for k, v in value.items())
-    if isinstance(value, (list, tuple, frozenset)):
-        return any(holds_duplicates(v) for v in value)
-    return isinstance(value, Tag) and holds_duplicates(value.value)
+    kind = type(value)
+    if kind in _LEAVES:
+        return value is _TWICE
+    if kind is dict:
+        assert isinstance(value, dict)
+        for key, member in value.items():
+            if type(key) is not str and holds_duplicates(key):
+                return True
+            if type(member) not in _LEAVES and holds_duplicates(member):
+                return True
+        return False
+    if kind is list:
+        assert isinstance(value, list)
+        # Tokens nearly always: their types are looked at all at once.
+        inner = () if _LEAVES.issuperset(map(type, value)) else value
+        return any(holds_duplicates(one) for one in inner)
+    if isinstance(value, (tuple, frozenset)):
+        return any(holds_duplicates(one) for one in value)
+    return kind is DuplicateKeys or (isinstance(value, Tag) and holds_duplicates(value.value))
 
 
 def _item(data: bytes, pos: int, depth: int) -> tuple[object, int]:

@@ -7,6 +7,7 @@ a stricter or laxer parser could read in two ways is refused (D-M2).
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -26,6 +27,7 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]")
 _HIDDEN_SEGMENT = re.compile(r"%(?:2e|2f|5c)", re.IGNORECASE)
 _DIGITS = re.compile(r"[0-9]+")
 _SCOPE = "{scope}"
+_KEPT_LENGTH_MAX = 256
 
 
 class _Uri(NamedTuple):
@@ -53,10 +55,18 @@ def normalize_base_uri(uri: str) -> str | None:
 
     Host in lower case, port always written, without the one trailing slash that is ignored.
     """
+    return _normalized_and_kept(uri) if len(uri) <= _KEPT_LENGTH_MAX else _normalized(uri)
+
+
+def _normalized(uri: str) -> str | None:
     parts = _parse(uri)
     if parts is None:
         return None
     return f"https://{parts.host}:{parts.port}{parts.path.removesuffix('/')}"
+
+
+# The same few are compared in every message.
+_normalized_and_kept = lru_cache(maxsize=1024)(_normalized)
 
 
 def base_uri_equal(one: str, other: str) -> bool:

@@ -54,9 +54,14 @@ class Route:
     body: bool = True
     body_bytes_max: int = BODY_BYTES_MAX
     segments: tuple[str, ...] = field(init=False, default=())
+    places: tuple[tuple[int, str], ...] = field(init=False, default=())
+    """Which of the segments stand for others."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "segments", tuple(self.path.split("/")))
+        segments = tuple(self.path.split("/"))
+        places = tuple(one for one in enumerate(segments) if one[1].startswith("{"))
+        object.__setattr__(self, "segments", segments)
+        object.__setattr__(self, "places", places)
 
 
 class Mlc(Protocol):
@@ -72,7 +77,11 @@ class Listener:
         self, base_uri: str, routes: Sequence[Route], *, peers: PeerTable, mlc: Mlc | None = None
     ) -> None:
         self.base_path = urlsplit(base_uri).path.rstrip("/")
-        self._routes = routes
+        self._routes: dict[tuple[int, str], list[Route]] = {}
+        """By how many segments there are, and the first."""
+        for route in routes:
+            shape = (len(route.segments), route.segments[0])
+            self._routes.setdefault(shape, []).append(route)
         self._peers = peers
         self._mlc = mlc
         self.refusals: RefusalLog | None = None
@@ -147,25 +156,23 @@ class Listener:
             return []
         segments = path[len(self.base_path) + 1 :].split("/")
         found = []
-        for route in self._routes:
-            values = _match(route.segments, segments)
+        for route in self._routes.get((len(segments), segments[0]), ()):
+            values = _match(route, segments)
             if values is not None:
                 found.append((route, values))
         return found
 
 
-def _match(pattern: tuple[str, ...], segments: list[str]) -> dict[str, str] | None:
-    if len(pattern) != len(segments):
+def _match(route: Route, segments: Sequence[str]) -> dict[str, str] | None:
+    """What stands in the route's places, None for another path of as many segments."""
+    values = {name: segments[at] for at, name in route.places}
+    given = [*segments]
+    for at, name in route.places:
+        given[at] = name
+    if tuple(given) != route.segments or not all(values.values()):
         return None
-    values: dict[str, str] = {}
-    for wanted, given in zip(pattern, segments, strict=True):
-        if wanted.startswith("{"):
-            if not given or (wanted == "{session}" and parse_session_id(given) is None):
-                return None
-            values[wanted] = given
-        elif wanted != given:
-            return None
-    return values
+    session = values.get("{session}")
+    return None if session is not None and parse_session_id(session) is None else values
 
 
 def check_media_type(request: Request) -> None:

@@ -10,6 +10,7 @@ from sdcpd.protocol.problems import WrongRole
 from sdcpd.protocol.uris import base_uri_equal, normalize_base_uri
 from sdcpd.transport.http import Peer, PeerRefused
 
+KNOWN_MAX = 1024  # identities kept: they are asked for in every request
 ROLES = ("router", "verifier", "drafter", "front_end", "admin")
 
 
@@ -44,11 +45,21 @@ class PeerTable:
     def __init__(self, trust_domain: str, entries: Sequence[PeerEntry] = ()) -> None:
         self._prefix = f"spiffe://{trust_domain}/sdcp/"
         self.entries = tuple(entries)
+        self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], Identity] = {}
 
     def identify(self, peer: Peer | None) -> Identity:
         """The identity of a peer; one without a certificate has no roles."""
         if peer is None:
             return Identity(frozenset(), (), "nobody")
+        names = (peer.uris, peer.dns)  # all that counts here of a certificate
+        known = self._known.get(names)
+        if known is None:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            known = self._known[names] = self._identity(peer)
+        return known
+
+    def _identity(self, peer: Peer) -> Identity:
         roles: set[str] = set()
         bases: list[str] = []
         label = ""

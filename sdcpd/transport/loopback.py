@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from sdcpd.transport.http import (
@@ -23,6 +24,7 @@ from sdcpd.transport.http import (
 from sdcpd.transport.problem import problem
 from sdcpd.transport.shown import one_line
 
+ORIGINS_KEPT = 1024
 _logger = logging.getLogger(__name__)
 
 
@@ -122,7 +124,15 @@ async def answer(handler: Handler, request: Request) -> Response:
 
 def _normal(uri: str) -> str:
     """A URI without query for comparison by D-H5: host in lower case, port explicit."""
+    scheme, _, rest = uri.partition("://")
+    path = rest.partition("#")[0].partition("?")[0]
+    authority, slash, path = path.partition("/")
+    path = slash + path
+    return _origin(f"{scheme}://{authority}") + (path[:-1] if path.endswith("/") else path)
+
+
+@lru_cache(maxsize=ORIGINS_KEPT)
+def _origin(uri: str) -> str:
+    """The same of scheme and authority alone, of which there are a few."""
     parts = urlsplit(uri)
-    path = parts.path[:-1] if parts.path.endswith("/") else parts.path
-    host = parts.hostname or ""
-    return f"{parts.scheme.lower()}://{host}:{parts.port or 443}{path}"
+    return f"{parts.scheme.lower()}://{parts.hostname or ''}:{parts.port or 443}"

@@ -28,7 +28,7 @@ from sdcpd.transport.tls import TlsIdentity
 
 # A server that is draining gives requests back; a fresh connection then takes them.
 ATTEMPTS_MAX = 3
-URIS_KEPT = 256  # parsed; the same few resources are called again and again
+ORIGINS_KEPT = 256  # parsed; the same few resources are called again and again
 # For the version that is tried because the other failed: a firewall may drop its packets, and
 # whoever waits has waited for the other already.
 SECOND_CONNECT_TIMEOUT_S = 1.0
@@ -247,14 +247,22 @@ def _is_usable(task: asyncio.Task[ClientConnection]) -> bool:
     return not task.cancelled() and task.exception() is None and task.result().is_usable
 
 
-@lru_cache(maxsize=URIS_KEPT)
 def _split_uri(uri: str) -> tuple[Origin, str, str]:
     """Origin, authority and request target of an absolute https URI; raises ValueError."""
-    parts = urlsplit(uri)
-    if parts.scheme.lower() != "https" or not parts.hostname or "@" in parts.netloc:
-        raise ValueError(f'"{uri}" is not an https URI with a host')
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Origin(parts.hostname, parts.port or 443), parts.netloc, target
+    scheme, _, rest = uri.partition("#")[0].partition("://")
+    path, mark, query = rest.partition("?")
+    authority, _, path = path.partition("/")
+    target = f"/{path}" + (f"{mark}{query}" if query else "")
+    return _origin(scheme, authority), authority, target
+
+
+@lru_cache(maxsize=ORIGINS_KEPT)
+def _origin(scheme: str, authority: str) -> Origin:
+    """Of these there are few, while targets are many; raises ValueError."""
+    parts = urlsplit(f"{scheme}://{authority}")
+    if scheme.lower() != "https" or not parts.hostname or "@" in authority:
+        raise ValueError(f'"{scheme}://{authority}" is not an https URI with a host')
+    return Origin(parts.hostname, parts.port or 443)
 
 
 def _request_fields(

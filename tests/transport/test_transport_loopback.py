@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sdcpd.transport.client import _split_uri
 from sdcpd.transport.http import ConnectFailed, Request, RequestTimeout, Response
-from sdcpd.transport.loopback import LoopbackClient
+from sdcpd.transport.loopback import LoopbackClient, _normal
 from sdcpd.transport.tuning import tune_process
 from tests.kit.http_pair import PEER
 
@@ -67,3 +71,31 @@ async def test_d_h15_handler_outlives_a_caller_that_gives_up() -> None:
 
 def test_process_tuning_says_whether_the_allocator_took_it() -> None:
     assert isinstance(tune_process(), bool)
+
+
+PARTS = st.text("abcXYZ019-._~%:/?#&=", max_size=30)
+AUTHORITIES = st.sampled_from(["h", "Host.Test", "127.0.0.1:7443", "[::1]:80", "h:443"])
+
+
+@given(st.sampled_from(["https", "HTTPS"]), AUTHORITIES, PARTS)
+def test_a_uri_is_split_as_the_standard_library_splits_it(
+    scheme: str, authority: str, rest: str
+) -> None:
+    """Done by hand, for every output of a session has a URI of its own."""
+    uri = f"{scheme}://{authority}/{rest}"
+    parts = urlsplit(uri)
+    target = parts.path + (f"?{parts.query}" if parts.query else "")
+    origin, named, found = _split_uri(uri)
+    assert (origin.host, origin.port) == (parts.hostname, parts.port or 443)
+    assert (named, found) == (parts.netloc, target)
+    path = parts.path[:-1] if parts.path.endswith("/") else parts.path
+    assert _normal(uri) == f"https://{parts.hostname}:{parts.port or 443}{path}"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["http://h/", "h", "", "https://", "https:///x", "https://u@h/", "ftp://h", "https://h:x/"],
+)
+def test_what_is_no_https_uri_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError):
+        _split_uri(uri)

@@ -100,6 +100,7 @@ def test_every_path_that_a_unit_names_is_there(tmp_path: Path) -> None:
         assert os.path.lexists(tmp_path / name.lstrip("/-")), name
 
 
+@pytest.mark.slow
 def test_what_an_earlier_version_laid_goes(tmp_path: Path) -> None:
     install(tmp_path, "--no-venv")
     old = tmp_path / "usr/share/man/man1/sdcpctl-old.1"

@@ -137,6 +137,7 @@ async def test_a_flood_ends_its_connection_and_no_other(
         assert server.reasons["http_error"] >= 1
 
 
+@pytest.mark.slow
 async def test_tls_records_that_carry_next_to_nothing(kit: CertKit) -> None:
     """A record for each octet; whatever else TLS lets a peer send for nothing is counted alike."""
     async with victim(kit) as server:

@@ -133,6 +133,7 @@ async def test_connections_of_one_peer_are_bounded(kit: CertKit) -> None:
         assert len(server.server._connections) <= CONNECTIONS_PER_PEER_MAX + 2
 
 
+@pytest.mark.slow
 async def test_streams_above_the_limit_end_the_connection(kit: CertKit) -> None:
     async with victim(kit) as server:
 

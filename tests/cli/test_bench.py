@@ -97,6 +97,7 @@ async def test_a_cluster_is_measured_with_speculation_and_without(tmp_path: Path
     assert any("2 sessions" in one for one in texts)
 
 
+@pytest.mark.slow
 async def test_an_open_loop_and_the_table() -> None:
     async with cluster_api(SCRIPT) as (api, _):
         options = ("--rate", "60/s", "--duration", "150ms", "--repeats", "3", "--max-tokens", "8")
@@ -121,6 +122,7 @@ async def test_one_repeat_or_no_drafter_is_no_verdict() -> None:
     assert found["points"][0]["rounds"]["m"] is None
 
 
+@pytest.mark.slow
 async def test_the_prompts_of_a_file_are_asked_once_each(tmp_path: Path) -> None:
     """With the file at its end the run stops, unless it may go round; it is told either way."""
     generator, file = Scripted(parts=[SCRIPT[:4]]), tmp_path / "prompts.txt"
@@ -155,6 +157,7 @@ async def test_a_text_that_fails_in_the_middle_is_counted() -> None:
     assert found["points"][0]["speculation"]["texts"] == 0
 
 
+@pytest.mark.slow
 async def test_refusals_are_counted_beside_what_was_measured() -> None:
     async with cluster_api(SCRIPT, pass_time_s=0.005, max_queue=1) as (api, _):
         options = ("--concurrency", "8", "--requests", "16", "--repeats", "1", "--max-tokens", "4")

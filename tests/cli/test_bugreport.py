@@ -5,11 +5,14 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from tests.kit.by_hand import sdcpctl
 
 SECRET = "hunter2hunter2"
 
 
+@pytest.mark.slow
 def test_it_has_what_a_report_needs_and_no_secret(tmp_path: Path) -> None:
     """Nothing runs here: what can't be had is told in its place, and that is no failure."""
     (tmp_path / "keys").write_text(f"bob:sha256:{'ab' * 32}\n# {SECRET}\n")

@@ -203,6 +203,7 @@ def running_sessions(running: Dev) -> list[dict[str, str]]:
     return list(ask(Path(running.instance("r0")["admin"]), "GET", "/status")["sessions"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, transport: str) -> None:
     process = subprocess.Popen(

@@ -217,7 +217,11 @@ uninstall() {
 
 while [ $# -gt 0 ]; do
     case $1 in
-    --root) value "$@" && ROOT=$2 && shift ;;
+    --root)
+        value "$@"
+        [ -n "$2" ] || die "--root is empty; leave it out where this host is meant"
+        ROOT=$2 && shift
+        ;;
     --prefix) value "$@" && PREFIX=$2 && shift ;;
     --extras) value "$@" && EXTRAS=$2 && shift ;;
     --no-venv) VENV=no ;;
@@ -230,6 +234,10 @@ done
 [ -z "$ROOT" ] || { absolute --root "$ROOT" && ROOT=${ROOT%/}; }
 absolute --prefix "$PREFIX" && PREFIX=${PREFIX%/}
 [ -n "$PREFIX" ] || die "--prefix /: give a folder of its own"
+case $PREFIX/ in
+/home/* | /root/* | /run/user/*) die "--prefix $PREFIX is in a home, which the units cannot see" ;;
+/usr/ | /usr/local/) die "--prefix $PREFIX is not for one program alone: give a folder of its own" ;;
+esac
 [ -z "$ROOT" ] || [ -d "$ROOT" ] || die "--root $ROOT is not there; make it first: mkdir -p $ROOT"
 [ -n "$ROOT" ] || [ "$(id -u)" = 0 ] || die "only root installs on this host; or give --root DIR"
 [ -n "$ROOT" ] || command -v systemd-sysusers >/dev/null ||

@@ -87,7 +87,14 @@ def main(
     if check_config:
         click.echo(f"{path}: ok")
         return
-    sys.exit(_run(config, wanted, read))
+    code = _run(config, wanted, read)
+    from sdcpd.engines import is_loading
+
+    if is_loading():
+        # Ended under a thread that is inside torch, the interpreter would be aborted.
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _check(config: Config, wanted: Sequence[Wanted]) -> None:

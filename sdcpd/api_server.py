@@ -68,9 +68,15 @@ async def start_api(
     except KeysError as e:
         raise StartError(f"[api] keys_file: {e}", status=78) from e
     parts.stack.push_async_callback(front_end.aclose)
-    reloads.on_change(
-        lambda new: front_end.configure(settings.api_settings(new.api or section, new))
-    )
+    reloads.on_reload(front_end.reload_keys)
+
+    def configure(new: Config) -> None:
+        try:
+            front_end.configure(settings.api_settings(new.api or section, new))
+        except KeysError as e:  # told by reload_keys as well
+            log.error("[api] keeps its settings: %s", e)
+
+    reloads.on_change(configure)
     parts.run_until_closed(front_end.write_first_text(), name="first text")
     host, port = section.listen
     server = Http1Server(

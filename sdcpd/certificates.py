@@ -97,10 +97,10 @@ class Certificates:
         """Call `renew` after the identity was read again."""
         self._renewals[identity].append(renew)
 
-    def reload(self) -> None:
-        """Read all files again; those that do not fit leave the old ones in use."""
-        for identity in self._renewals:
-            self._reload(identity)
+    def reload(self) -> list[str]:
+        """Read all files again; a sentence for each that does not fit: the old ones stay in use."""
+        problems = [self._reload(identity) for identity in self._renewals]
+        return [one for one in problems if one is not None]
 
     async def watch(self, *, every_s: float = WATCH_S, warn_before_s: float = 0.0) -> None:
         """Reload what has changed on the disk, and tell of what is about to expire."""
@@ -132,12 +132,13 @@ class Certificates:
                     self._reload(identity)
                 seen[identity] = stamp
 
-    def _reload(self, identity: Renewable) -> None:
+    def _reload(self, identity: Renewable) -> str | None:
         try:
             identity.reload()
         except IdentityError as e:
-            log.error("certificates not reloaded, the old ones stay in use: %s", e)
-            return
+            problem = f"certificates not reloaded, the old ones stay in use: {e}"
+            log.error("%s", problem)
+            return problem
         log.info("certificates reloaded: %s", ", ".join(identity.uris))
         for renew in self._renewals[identity]:
             try:
@@ -145,3 +146,4 @@ class Certificates:
             except Exception:
                 # One that stumbles keeps neither the others from it nor the process from signals.
                 log.exception("a connection did not take the new certificate")
+        return None

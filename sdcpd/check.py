@@ -35,11 +35,19 @@ def problems_of(config: Config, instances: list[Instance]) -> list[str]:
 
 
 def _api_problems(config: Config, instance: Instance) -> list[str]:
+    from sdcpd.roles.api_access import Keys, KeysError
+
+    found = []
     try:
         https_identity(config, instance)
     except IdentityError as e:
-        return [f"[api.tls]: {e}"]
-    return []
+        found.append(f"[api.tls]: {e}")
+    try:
+        if config.api is not None and config.api.keys_file is not None:
+            Keys(config.api.keys_file)
+    except KeysError as e:
+        found.append(f"[api] keys_file: {e}")
+    return found
 
 
 def model_problems(config: Config, role: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from sdcpd.config_stores import (
     Bucket,
@@ -69,10 +69,10 @@ class NodeSection(Section):
 class LimitsSection(Section):
     """`[transport.limits]`: what peers may cost an instance"""
 
-    connections_per_peer: Annotated[int, Field(ge=1, le=10_000)] = CONNECTIONS_PER_PEER_MAX
+    connections_per_peer: Annotated[StrictInt, Field(ge=1, le=10_000)] = CONNECTIONS_PER_PEER_MAX
     """Of one certificate; the oldest goes when there are more."""
-    handshakes: Annotated[int, Field(ge=1, le=100_000)] = PENDING_HANDSHAKES_MAX
-    requests: Annotated[int, Field(ge=1, le=10_000)] = H2Limits().streams_max
+    handshakes: Annotated[StrictInt, Field(ge=1, le=100_000)] = PENDING_HANDSHAKES_MAX
+    requests: Annotated[StrictInt, Field(ge=1, le=10_000)] = H2Limits().streams_max
     """At once, of one connection."""
     buffered: BodySize = BUFFERED_BYTES_MAX
     """Unfinished bodies of one connection."""
@@ -83,7 +83,7 @@ class TransportSection(Section):
     """`[transport]`: how instances speak with each other"""
 
     prefer: Literal["auto", "h2", "h3"] = "auto"
-    http3: bool = True
+    http3: StrictBool = True
     """Whether HTTP/3 is served beside HTTP/2."""
     limits: LimitsSection = LimitsSection()
 
@@ -108,7 +108,7 @@ class PeerSection(Section):
     roles: list[Literal["router", "verifier", "drafter", "front_end", "admin"]] = []
     base_uri: BaseUri | None = None
     model: Digest = None
-    trusted: bool = False
+    trusted: StrictBool = False
     scopes: list[Scope] | None = None
     """Those for which its cache is trusted, whatever its URIs look like (D-M3)."""
 
@@ -120,9 +120,9 @@ class ModelSection(Section):
     digest: Digest = None
     device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    compile: Literal["auto"] | bool = "auto"
-    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    threads: Annotated[StrictInt, Field(ge=0, le=1024)] = 0
+    compile: Literal["auto"] | StrictBool = "auto"
+    tensor_parallel: Annotated[StrictInt, Field(ge=1, le=64)] = 1
     kv_memory: Size = 2 << 30
 
 
@@ -136,16 +136,16 @@ class RouterSection(Section):
     verifiers: list[BaseUri] = []
     """Those that may serve; empty: all that have a certificate for it."""
     sampling_rule: Literal["auto", "race", "rejection"] = "auto"
-    m_max: Annotated[int, Field(ge=1, le=64)] = 16
-    low_rounds: Annotated[int, Field(ge=1, le=1000)] = 8
+    m_max: Annotated[StrictInt, Field(ge=1, le=64)] = 16
+    low_rounds: Annotated[StrictInt, Field(ge=1, le=1000)] = 8
     low_ratio: Percent = 0
     fallback: Ladder = (Action.REDUCE, Action.SWITCH, Action.SELF_DECODE)
     self_load: Percent = 100
-    self_max: Annotated[int, Field(ge=0)] | None = None
+    self_max: Annotated[StrictInt, Field(ge=0)] | None = None
     switch_grace: DurationOrNever = 2.0
     progress: Duration = 15.0
     failover_after: Duration = 2.0
-    kv_objects: bool = False
+    kv_objects: StrictBool = False
 
 
 class VerifierSection(Section):
@@ -154,16 +154,16 @@ class VerifierSection(Section):
     listen: Listen = ("0.0.0.0", 7443)
     base_uri: BaseUri
     router: BaseUri
-    max_sessions: Annotated[int, Field(ge=1, le=100_000)] = 64
-    batch_rows: Annotated[int, Field(ge=16, le=128, multiple_of=16)] = 128
+    max_sessions: Annotated[StrictInt, Field(ge=1, le=100_000)] = 64
+    batch_rows: Annotated[StrictInt, Field(ge=16, le=128, multiple_of=16)] = 128
     batch_window: Percent = 15
     round_rate: Rate = 200.0
     self_decode_after: DurationOrNever = 0.5
     drafter_silence: DurationOrNever = 3.0
     output_wait: Duration = 10.0
-    enforcing_logs: bool = False
-    publish_kv: bool = False
-    keep_kv: bool = True
+    enforcing_logs: StrictBool = False
+    publish_kv: StrictBool = False
+    keep_kv: StrictBool = True
     status_ttl: Duration = 3.0
     engine_silence: Silence = 20.0
     model: ModelSection = ModelSection()
@@ -178,8 +178,8 @@ class DrafterSection(Section):
     kind: Literal["model", "ngram"] = "model"
     m: M = None
     predraft: Predraft = None
-    top_k: Annotated[int, Field(ge=1, le=4096)] = 64
-    keep_kv: bool = True
+    top_k: Annotated[StrictInt, Field(ge=1, le=4096)] = 64
+    keep_kv: StrictBool = True
     status_interval: Duration = 1.0
     status_ttl: Duration = 3.0
     engine_silence: Silence = 20.0
@@ -235,7 +235,7 @@ class MlcSection(Section):
     scope_max: Share = 100
     lease: Lease = LEASE_S
     """How long a drafter's rows are kept for it at a time; renewed at half time (D-M10)."""
-    local: bool = True
+    local: StrictBool = True
     """Whether processes of one user on one host pass objects through shared memory."""
     local_dir: Template = ""
     """Where their sockets are; beside the admin socket if empty."""
@@ -261,12 +261,12 @@ class ApiSection(Section):
     hosts: list[str] = []
     """Names beside those of loopback that a loopback listener answers to."""
     keys_file: OptionalPath = None
-    allow_anonymous: bool = False
+    allow_anonymous: StrictBool = False
     cors_origins: list[str] = []
     body_max: BodySize = 8 << 20
     """Largest body of a request."""
     sse_ping: DurationOrZero = 5.0
-    max_queue: Annotated[int, Field(ge=1, le=100_000)] = 256
+    max_queue: Annotated[StrictInt, Field(ge=1, le=100_000)] = 256
     tls: ApiTlsSection = ApiTlsSection()
 
 
@@ -299,5 +299,5 @@ class LogSection(Section):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "text", "json", "journal"] = "auto"
-    prompts: bool = False
+    prompts: StrictBool = False
     """Whether prompts and texts may be logged."""

@@ -44,6 +44,7 @@ class Daemon:
         """`read` reads the configuration again; raises ConfigError."""
         self._config = config
         self._reloads = Reloads(config, read or (lambda: config))
+        self._reloads.on_reload(lambda: self._parts.certificates.reload())
         self._reloads.on_change(lambda new: logging.getLogger().setLevel(new.log.level.upper()))
         self._instances = instances
         self._parts = Parts(config)
@@ -97,7 +98,6 @@ class Daemon:
         # Before the start is over, READY=1 would say that it is.
         if self._ready:
             service.notify_reloading()
-        self._parts.certificates.reload()
         self._reloads.reload()
         if self._ready:
             service.notify("READY=1")

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sdcpd")
 T = TypeVar("T")
+LOADING = "load"
+
+
+def is_loading() -> bool:
+    """Whether a thread still loads a model, which nothing can stop."""
+    return any(one.name == LOADING for one in threading.enumerate())
 
 
 async def target_engine(section: VerifierSection) -> TargetEngine:
@@ -83,7 +89,7 @@ async def _loading(load: Callable[[], T]) -> T:
         except RuntimeError:
             log.debug("the process ended while a model was loading")
 
-    threading.Thread(target=work, name="load", daemon=True).start()
+    threading.Thread(target=work, name=LOADING, daemon=True).start()
     try:
         return await future
     except ModelError as e:

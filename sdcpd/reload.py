@@ -42,7 +42,7 @@ class Report:
     """What a reload came to."""
 
     problems: tuple[str, ...] = ()
-    """Why nothing was changed."""
+    """Why nothing was changed, or what of the files of certificates and keys stays as it was."""
     changed: tuple[str, ...] = ()
     needs_restart: tuple[str, ...] = ()
 
@@ -65,7 +65,12 @@ class Reloads:
     read: Callable[[], Config]
     """Raises ConfigError."""
     last: Report = field(default_factory=Report)
+    _files: list[Callable[[], list[str]]] = field(default_factory=list)
     _appliers: list[Callable[[Config], None]] = field(default_factory=list)
+
+    def on_reload(self, read_again: Callable[[], list[str]]) -> None:
+        """Have files read again at each reload; it returns a sentence for each that is refused."""
+        self._files.append(read_again)
 
     def on_change(self, apply: Callable[[Config], None]) -> None:
         """Call `apply` with the configuration whenever it has changed."""
@@ -73,10 +78,11 @@ class Reloads:
 
     def reload(self) -> Report:
         """Read the files again; one that is wrong changes nothing."""
+        refused = tuple(text for read_again in self._files for text in read_again())
         try:
             new = self.read()
         except ConfigError as e:
-            self.last = Report(problems=tuple(e.problems))
+            self.last = Report(problems=(*e.problems, *refused))
             for problem in e.problems:
                 log.error("configuration not reloaded, the old one stays in use: %s", problem)
             return self.last
@@ -86,7 +92,7 @@ class Reloads:
             for key in differing
             if key in RELOADABLE and _has(self.running, key) and _has(new, key)
         )
-        self.last = Report((), changed, tuple(key for key in differing if key not in changed))
+        self.last = Report(refused, changed, tuple(key for key in differing if key not in changed))
         if changed:
             self.running = _with(self.running, new, changed)
             for apply in self._appliers:

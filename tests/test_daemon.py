@@ -122,7 +122,7 @@ async def test_a_reload_while_starting_does_not_say_ready(
     notified: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, reloaded = SlowStart(), asyncio.Event()
-    monkeypatch.setattr(daemon._parts.certificates, "reload", reloaded.set)
+    monkeypatch.setattr(daemon._parts.certificates, "reload", lambda: reloaded.set() or [])
     running = asyncio.ensure_future(daemon.run())
     await daemon.begun.wait()
     os.kill(os.getpid(), signal.SIGHUP)

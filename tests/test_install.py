@@ -126,6 +126,9 @@ def test_a_prefix_of_others_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "word"),
     [
+        (("--root", ""), 1, "empty"),
+        (("--root", "/tmp", "--prefix", "/home/me/sdcpd"), 1, "cannot see"),
+        (("--root", "/tmp", "--prefix", "/usr"), 1, "a folder of its own"),
         (("--rot", "/x"), 2, "--help"),
         (("--root",), 2, "value"),
         (("--root", "here"), 1, "begins with /"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from sdcpd.config import ConfigError, parse_config
 from sdcpd.config_places import place_problems
@@ -336,6 +337,12 @@ async def test_a_collector_with_https(tmp_path: Path) -> None:
         _tell(sender.tracer(role="router", name="r0"))
         await sender.aclose()
     assert len(sink.spans) == 1
+
+
+def test_an_answer_without_an_end_is_given_up(sink: Collector) -> None:
+    sink.endless = True
+    with export._Session() as session, pytest.raises(requests.ConnectionError, match="not end"):
+        session.post(f"{sink.endpoint}/v1/traces", data=b"", timeout=5)
 
 
 async def test_the_end_waits_for_no_collector(

@@ -81,6 +81,8 @@ def _certificates(config: Config, instances: list[Instance]) -> Iterator[Finding
             yield Finding("tls", WARN, text)
         else:
             yield Finding("tls", OK, text)
+        if instance.role == "router":
+            yield from _api_certificate(config, instance)
     for folder in sorted({instance.fill(config.tls.ca).parent for instance in instances}):
         if (folder / "ca.key").exists():
             yield Finding(
@@ -89,6 +91,25 @@ def _certificates(config: Config, instances: list[Instance]) -> Iterator[Finding
                 f"{folder}/ca.key is on this host: whoever has it is any instance.  Move it to"
                 " where certificates are made",
             )
+
+
+def _api_certificate(config: Config, instance: Instance) -> Iterator[Finding]:
+    from sdcpd.api_server import https_identity
+    from sdcpd.transport.identity_files import IdentityError
+
+    try:
+        identity = https_identity(config, instance)
+    except IdentityError as e:
+        yield Finding("api", FAIL, f"[api.tls]: {e}.  Put a pair there that fits")
+        return
+    if identity is None:
+        return
+    left_s = (identity.not_after - datetime.now(UTC)).total_seconds()
+    text = f"[api.tls]: {', '.join(identity.uris)}, {duration_text(left_s)} left"
+    if left_s < config.tls.warn_before:
+        yield Finding("api", WARN, f"{text}.  {identity.renewal.capitalize()}")
+    else:
+        yield Finding("api", OK, text)
 
 
 def _models(config: Config, instance: Instance) -> Iterator[Finding]:
@@ -170,8 +191,8 @@ def _keys(config: Config) -> Iterator[Finding]:
 
 
 def _limits(config: Config) -> Iterator[Finding]:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files < FILES_MIN:
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # sdcpd goes up to it by itself
+    if files != resource.RLIM_INFINITY and files < FILES_MIN:
         yield Finding(
             "limits",
             WARN,

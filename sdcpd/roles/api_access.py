@@ -57,6 +57,15 @@ class Keys:
         except KeysError as e:
             log.error("API keys: the old ones stay: %s", e)
 
+    def reload(self) -> list[str]:
+        """Read the file again; a sentence if it can't be used, and then the old ones stay."""
+        try:
+            self._seen, self._keys = self._stamp(), _read_keys(self._path)
+        except KeysError as e:
+            log.error("API keys: the old ones stay: %s", e)
+            return [f"API keys not read again, the old ones stay in use: {e}"]
+        return []
+
     def _stamp(self) -> tuple[int, int, int]:
         try:
             found = os.stat(self._path)
@@ -81,6 +90,10 @@ class Access:
         self._keys = Keys(keys_file) if keys_file is not None else None
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
         self._loopback_only = loopback_only
+
+    def reload_keys(self) -> list[str]:
+        """As Keys.reload, where there are any."""
+        return self._keys.reload() if self._keys is not None else []
 
     def check_host(self, request: Request) -> None:
         """Refuse names that other people's DNS may point at a loopback listener (rebinding)."""

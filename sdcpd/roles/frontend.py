@@ -132,6 +132,10 @@ class FrontEnd:
             hosts=settings.hosts,
         )
 
+    def reload_keys(self) -> list[str]:
+        """Read the file of keys again; a sentence if it can't be used."""
+        return self._access.reload_keys()
+
     async def write_first_text(self) -> None:
         """Have a token written, before which /ready says no; a daemon runs this at its start."""
         self._first = FirstText(self._generator, self._text)

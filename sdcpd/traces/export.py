@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import requests
@@ -24,6 +26,7 @@ SPANS_MAX = 8192  # that wait to be sent, some 10 MB; more are dropped, the olde
 BATCH_SPANS = 512
 EVERY_S = 1.0  # how often what there is is sent
 SEND_S = 5.0  # given to one batch, its repetitions included
+ANSWER_BYTES_MAX = 64 << 10  # a few octets, or why it was refused
 CLOSE_S = 2.0  # given to what is left at the end
 _SCOPE = InstrumentationScope("sdcpd")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -69,7 +72,7 @@ class _Sender(SpanExporter):
 
     def __init__(self, url: str, *, ca: Path | None) -> None:
         self._url = url
-        session = requests.Session()
+        session = _Session()
         # REQUESTS_CA_BUNDLE of the environment would count for more than what is configured.
         session.trust_env = ca is None
         self._inner = OTLPSpanExporter(
@@ -105,6 +108,23 @@ class _Sender(SpanExporter):
     def shutdown(self) -> None:
         """Called once all was sent, or given up."""
         self.end()
+
+
+class _Session(requests.Session):
+    """Answers are read to an end: the library would take in one that has none."""
+
+    def request(self, *arguments: Any, **options: Any) -> requests.Response:
+        """See requests.Session."""
+        options |= {"stream": True, "allow_redirects": False}
+        response: requests.Response = super().request(*arguments, **options)
+        end, said = time.monotonic() + SEND_S, bytearray()
+        for piece in response.iter_content(1024):
+            said += piece
+            if len(said) > ANSWER_BYTES_MAX or time.monotonic() > end:
+                response.close()
+                raise requests.exceptions.ConnectionError("its answer does not end")
+        response._content = bytes(said)
+        return response
 
 
 class _Said(logging.Handler):

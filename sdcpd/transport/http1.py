@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ class Http1Server:
             self._path.unlink(missing_ok=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        full = len(self._connections) >= CONNECTIONS_MAX
+        full = len(self._connections) >= min(CONNECTIONS_MAX, _files_allowed() // 2)
         connection = _Connection(self, reader, writer)
         task = asyncio.get_running_loop().create_task(connection.run(full=full))
         self._connections.add(task)
@@ -335,6 +336,12 @@ class _Connection:
                 await self._writer.drain()
         except TimeoutError:
             raise _Gone from None
+
+
+def _files_allowed() -> int:
+    """How many files the process may have open; clients get half, for logs and peers need some."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if allowed == resource.RLIM_INFINITY else allowed
 
 
 def _head(status: int, headers: Headers) -> h11.Response:

@@ -19,6 +19,7 @@ from certs import create_authority, issue
 from cli.__main__ import main
 from sdcpd.doctor.peers import cluster_findings, instance_findings
 from tests.kit.by_hand_site import Site, make_site
+from tests.kit.certs import CertKit
 
 
 @pytest.fixture(scope="module")
@@ -261,3 +262,20 @@ def test_exit_codes_and_the_table(site: Site) -> None:
     assert (
         CliRunner().invoke(main, ["doctor", "-c", str(config(site)), "--role", "x"]).exit_code == 2
     )
+
+
+def test_the_certificate_of_the_api_is_looked_at(site: Site) -> None:
+    """[api.tls]: one that is there, one that expires soon, and none."""
+    kit = CertKit(site.directory / "api-pki")
+    good, soon = kit.leaf(), kit.leaf("verifier", "soon", days=3)
+    for leaf, level, text in (
+        (good, "ok", "left"),
+        (soon, "warn", "Renew it"),
+        (None, "FAIL", "cannot be read"),
+    ):
+        cert = leaf.crt_path if leaf else site.directory / "none.crt"
+        key = leaf.key_path if leaf else site.directory / "none.key"
+        lines = f'[api]\nlisten = "127.0.0.1:0"\n[api.tls]\ncert = "{cert}"\nkey = "{key}"'
+        found = findings(config(site, lines, role="router"))
+        (one,) = [one for one in found if "[api.tls]" in one[2]]
+        assert one[:2] == ("api", level) and text in one[2]

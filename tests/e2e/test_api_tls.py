@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import shutil
 import signal
 import ssl
@@ -114,3 +115,25 @@ def checked(config: Path) -> str:
     )
     assert done.returncode == 78 and "Traceback" not in done.stderr
     return done.stderr
+
+
+def test_a_reload_tells_of_files_that_are_not_taken(site: Site) -> None:
+    whole = (site.directory / "api.crt").read_bytes()
+    (site.directory / "api.crt").write_text("no certificate")
+    endpoint = ("--endpoint", f"unix:{site.router_socket}")
+    told = sdcpctl("reload", *endpoint)
+    assert told.returncode == 1 and "api.crt holds no certificate" in told.stderr
+    assert "sdcp_config_last_reload_successful 0" in _reloaded(site)
+    assert get(site, "/health")[0] == 200, "with the old one"
+    (site.directory / "api.crt").write_bytes(whole)
+    assert sdcpctl("reload", *endpoint).returncode == 0
+    assert "sdcp_config_last_reload_successful 1" in _reloaded(site)
+
+
+def _reloaded(site: Site) -> str:
+    """The metric, without its labels."""
+    return (
+        re.sub(r"{[^}]*}", "", fetch(site.router_socket, "/metrics"))
+        .replace("1.0", "1")
+        .replace("0.0", "0")
+    )

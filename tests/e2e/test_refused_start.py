@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,3 +112,15 @@ def test_a_supervisor_that_does_not_listen_is_no_reason_to_fail(site: Site) -> N
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
     )
     assert "systemd could not be told 'READY=1'" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_s", [0.5, 1.0, 1.5, 2.0, 2.5])
+def test_a_stop_while_a_model_loads_is_a_stop(site: Site, wait_s: float) -> None:
+    """The thread that loads is inside torch, and nothing can end it: the process must, in order."""
+    config = site.config("early", *site.section("verifier", "verifier"))
+    process = Sdcpd(site.directory, "verifier-v0", config=config)
+    time.sleep(wait_s)  # some moment of the start
+    process.process.terminate()
+    assert process.end() in (0, -signal.SIGTERM), process.log  # before anything listens to signals
+    assert "Aborted" not in process.log

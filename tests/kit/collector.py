@@ -6,7 +6,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -44,6 +44,8 @@ class Collector:
     batches: int = 0
     paths: set[str] = field(default_factory=set)
     scheme: str = "http"
+    endless: bool = False
+    """Whether its answers have no end."""
 
     @property
     def endpoint(self) -> str:
@@ -75,6 +77,11 @@ def collector(tls: ssl.SSLContext | None = None) -> Iterator[Collector]:
         def do_POST(self) -> None:
             made.take(self.path, self.rfile.read(int(self.headers["content-length"])))
             self.send_response(made.answer)
+            if made.endless:
+                self.end_headers()
+                with suppress(OSError):  # until the other side has had enough
+                    while True:
+                        self.wfile.write(bytes(1 << 16))
             self.send_header("content-length", "0")
             self.end_headers()
 

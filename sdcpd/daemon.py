@@ -244,6 +244,7 @@ class Daemon:
             client,
             section.router,
             verifier.status,
+            identity=identity,
             name=verifier.instance,
             interval_s=section.status_ttl / 3,
         )
@@ -285,6 +286,7 @@ class Daemon:
             client,
             section.router,
             drafter.status,
+            identity=identity,
             name=drafter.instance,
             interval_s=section.status_interval,
         )

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -274,11 +274,16 @@ class Parts:
         router: str,
         status: Callable[[], Status],
         *,
+        identity: TlsIdentity,
         name: str,
         interval_s: float,
     ) -> None:
         """Report to the router until the end, then withdraw."""
-        reporter = StatusReporter(client, [router], status, interval_s=interval_s)
+
+        def whole() -> Status:
+            return replace(status(), certificate_until=int(identity.not_after.timestamp()))
+
+        reporter = StatusReporter(client, [router], whole, interval_s=interval_s)
         task = self.tasks.spawn(reporter.run(), name=f"status {name}")
 
         async def withdraw() -> None:

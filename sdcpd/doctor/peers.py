@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sdcpd.doctor.finding import FAIL, OK, WARN, Finding
+from sdcpd.units import duration_text
 
 if TYPE_CHECKING:
     from sdcpd.config import Config
     from sdcpd.parts import Instance
 
 ACCEPT_MIN = 0.3
+CERTIFICATE_LEFT_S = 14 * 86400
 JOURNAL = "journalctl -u 'sdcpd@{role}*' -n 50"
 TERMINAL = "the terminal of sdcpd dev has it"
 
@@ -106,6 +108,15 @@ def _seen(one: dict[str, Any], log: str) -> Iterator[Finding]:
             yield Finding("cluster", WARN, f"{who} is drained.  {undrain}")
         case "ready":
             yield Finding("cluster", OK, f"{who}: load {one['load']} %, seen {one['seen_s']} s ago")
+    left_s = one.get("certificate_left_s")
+    if left_s is not None and left_s < CERTIFICATE_LEFT_S:
+        name = one["instance"].partition(".")[0]
+        yield Finding(
+            "cluster",
+            WARN,
+            f"{who}: its certificate expires in {duration_text(max(0, left_s))}.  Run, where"
+            f" ca.key is: sdcpctl certs renew {one['role']}/{name}, and copy it there",
+        )
     accept = one["accept"]
     if one["role"] == "drafter" and accept is not None and accept < ACCEPT_MIN:
         yield Finding(

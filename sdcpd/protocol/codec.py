@@ -139,6 +139,7 @@ _status = Table(
     hint("tokens_per_s", uint),
     hint("rules", uints),
     hint("dropped", array_of(_session_id)),
+    hint("certificate_until", uint),
     hint("vocab", uint),
 )
 

@@ -166,7 +166,8 @@ class Status(Message):
     """What an instance reports of itself (Sections 5.2 and 6.1; meaning of the numbers D-R7).
 
     load is in percent, cache_mbps in megabit per second. Hints (D-Z5): engine (fingerprint),
-    model (digest), ready, tokens_per_s, rules served, dropped (sessions given up), vocab.
+    model (digest), ready, tokens_per_s, rules served, dropped (sessions given up), vocab,
+    certificate_until (when its certificate expires, in seconds since 1970).
     """
 
     instance: str
@@ -183,6 +184,7 @@ class Status(Message):
     rules: tuple[int, ...] | None = None
     dropped: tuple[bytes, ...] | None = None
     vocab: int | None = None
+    certificate_until: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

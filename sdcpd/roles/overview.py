@@ -24,11 +24,17 @@ def instances_in_full(board: Board) -> list[dict[str, Any]]:
         {
             "base_uri": one.base,
             "engine": one.status.engine,
+            "certificate_left_s": _left_s(one.status.certificate_until),
             "model": None if one.status.model is None else digest_text(one.status.model),
         }
         for one in board.all()
     ]
     return [short | full for short, full in zip(instances_of(board), more, strict=True)]
+
+
+def _left_s(until: int | None) -> int | None:
+    """How long a certificate is still good, by this host's clock."""
+    return None if until is None else until - int(time.time())
 
 
 def digest_text(digest: bytes) -> str:

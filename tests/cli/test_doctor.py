@@ -233,6 +233,11 @@ def instance(role: str, state: str = "ready", **more: Any) -> dict[str, Any]:
         ([instance("verifier", "expired")], "no status for 0.2 s", "journalctl"),
         ([instance("verifier", "stuck")], "its engine does not go on", "journalctl"),
         ([instance("verifier", "draining")], "is drained", "instances undrain v0.abc"),
+        (
+            [instance("drafter") | {"certificate_left_s": 5 * 86400}],
+            "its certificate expires in 5d",
+            "sdcpctl certs renew drafter/",
+        ),
         ([instance("drafter", accept=0.1)], "10% of its tokens are accepted", "sessions watch"),
         (
             [instance("verifier"), instance("verifier", name="v1.x", engine="e2")],

@@ -59,6 +59,7 @@ def test_status_shows_all_ready(site: Site) -> None:
         ("verifier", "ready"),
         ("drafter", "ready"),
     }
+    assert all(80 < one["certificate_left_s"] / 86400 <= 90 for one in answer["instances"])
 
 
 def test_status_as_a_table_through_the_environment(site: Site) -> None:

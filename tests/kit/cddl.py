@@ -50,7 +50,16 @@ logprobs-answer = { rows: [* [+ uint]] }
 _HINTS: dict[str, tuple[str, ...]] = {
     "session-open": ("self_decode_after_ms", "logprobs"),
     "assignment": ("vocab",),
-    "status": ("engine", "model", "ready", "rules", "vocab", "dropped", "tokens_per_s"),
+    "status": (
+        "engine",
+        "model",
+        "ready",
+        "rules",
+        "vocab",
+        "dropped",
+        "tokens_per_s",
+        "certificate_until",
+    ),
     "output": ("rounds", "drafted", "accepted", "self_decoded", "parts", "logprobs"),
 }
 WHERE = (

@@ -196,6 +196,7 @@ def _read(ca: Path, cert: Path, key: Path, crl: Path | None) -> _Loaded:
             f"{cert} carries no URI name, so no peer could tell who we are; "
             "issue one with: sdcpctl certs issue ROLE/NAME=BASE_URI"
         )
+    revocations = None if crl is None else read_revocations(crl)
     try:
         server = _context(ssl.PROTOCOL_TLS_SERVER, ca, cert, key, crl)
         client = _context(ssl.PROTOCOL_TLS_CLIENT, ca, cert, key, crl)
@@ -210,7 +211,7 @@ def _read(ca: Path, cert: Path, key: Path, crl: Path | None) -> _Loaded:
         leaf,
         tuple(intermediates),
         tuple(authorities),
-        None if crl is None else read_revocations(crl),
+        revocations,
         private_key,
         uris,
         server,

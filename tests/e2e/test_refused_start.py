@@ -124,3 +124,11 @@ def test_a_stop_while_a_model_loads_is_a_stop(site: Site, wait_s: float) -> None
     process.process.terminate()
     assert process.end() in (0, -signal.SIGTERM), process.log  # before anything listens to signals
     assert "Aborted" not in process.log
+
+
+def test_a_revocation_list_that_is_not_there(site: Site) -> None:
+    config = free_router(
+        site, "crl", tls=[*site.tls[:3], 'crl = "/nowhere/revoked.crl"', *site.tls[3:]]
+    )
+    said = last_line(site, "router-r0", config=config, status=78)
+    assert "/nowhere/revoked.crl cannot be read: No such file or directory" in said

@@ -46,7 +46,22 @@ class Running:
     """The three processes."""
 
     folder: Path
+    file: Path
+    environment: dict[str, str]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, role: str) -> None:
+        """Start one, which may have been killed before."""
+        command = [sys.executable, "-m", "tests.bench.rounds_served", str(self.out(role))]
+        command += ["--role", f"{role}-{ROLES[role]}", "-c", str(self.file)]
+        self.processes[role] = subprocess.Popen(
+            [*command, "--log-level", "warning"], cwd=ROOT, env=self.environment
+        )
+
+    def kill(self, role: str) -> None:
+        """SIGKILL: it has no say in it."""
+        self.processes[role].kill()
+        self.processes[role].wait()
 
     def signal(self, number: signal.Signals) -> None:
         for process in self.processes.values():
@@ -61,6 +76,8 @@ class Running:
 
     def measured(self, seconds: float) -> dict[str, dict[str, Any]]:
         """What each process noted in so many seconds."""
+        for role in ROLES:
+            self.out(role).unlink(missing_ok=True)  # of an earlier measurement
         self.signal(signal.SIGUSR1)
         time.sleep(seconds)  # the time of the measurement
         self.signal(signal.SIGUSR2)
@@ -110,22 +127,20 @@ def configured(folder: Path, logs: Path) -> Path:
 
 
 @contextmanager
-def running(*, stages: bool) -> Iterator[Running]:
-    """The three daemons, until the end of the block."""
+def running(*, stages: bool = False, **variables: str) -> Iterator[Running]:
+    """The three daemons, until the end of the block; `variables` are of their environment."""
     shared = Path("/dev/shm")
     logs_in = str(shared) if shared.is_dir() else None
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir=logs_in) as logs,
     ):
-        made = Running(Path(folder))
-        file = configured(made.folder, Path(logs) / "logs")
-        environment = os.environ | ({"STAGES": "1"} if stages else {})
+        file = configured(Path(folder), Path(logs) / "logs")
+        variables |= {"STAGES": "1"} if stages else {}
+        made = Running(Path(folder), file, os.environ | variables)
         try:
-            for role, name in ROLES.items():
-                command = [sys.executable, "-m", "tests.bench.rounds_served", str(made.out(role))]
-                command += ["--role", f"{role}-{name}", "-c", str(file), "--log-level", "warning"]
-                made.processes[role] = subprocess.Popen(command, cwd=ROOT, env=environment)
+            for role in ROLES:
+                made.start(role)
             wait_until(lambda: _states(made.admin) == ["ready"] * 2, "both have reported")
             yield made
         finally:

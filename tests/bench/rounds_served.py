@@ -9,6 +9,7 @@ environment has STAGES=1, samples of its stack by stage.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -111,14 +112,22 @@ class NullTarget(FakeTarget):
 
 
 class NullDrafter(FakeDrafter):
-    """Proposes the same at once, and notes when it was asked."""
+    """Proposes the same at once, and notes when it was asked.
+
+    The first sessions, as many as the environment's IDLE says, never get a proposal.
+    """
 
     def __init__(self, measured: Measured) -> None:
         super().__init__(FakeModel(vocab=1 << 20))
         self._measured = measured
+        self._idle_max = int(os.environ.get("IDLE", "0"))
+        self._idle: set[bytes] = set()
 
     async def draft(self, work: DraftWork, *, blocks: Sequence[bytes | memoryview] = ()) -> Draft:
         """See DraftEngine."""
+        if work.session in self._idle or len(self._idle) < self._idle_max:
+            self._idle.add(work.session)
+            await asyncio.Event().wait()  # until the session is dropped
         self._measured.asked.setdefault(work.session, []).append(time.perf_counter())
         return Draft((TOKEN,) * min(M, work.m))
 

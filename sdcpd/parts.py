@@ -32,6 +32,7 @@ from sdcpd.transport.http import Handler, Peer, Request, Response
 from sdcpd.transport.http1 import Http1Server
 from sdcpd.transport.https import HttpsIdentity
 from sdcpd.transport.identity_files import IdentityError
+from sdcpd.transport.limits import CONNECTIONS_PER_SERVER_MAX
 from sdcpd.transport.local_client import LocalClient
 from sdcpd.transport.loopback import LoopbackClient
 from sdcpd.transport.refusal_log import RefusalLog
@@ -129,7 +130,10 @@ class Parts:
         Objects go through shared memory where the other role is on this host.
         """
         http = HttpClient(
-            identity, check_peer=self.peers.check_server, transport=self.config.transport.prefer
+            identity,
+            check_peer=self.peers.check_server,
+            transport=self.config.transport.prefer,
+            connections_max=CONNECTIONS_PER_SERVER_MAX,
         )
         self.certificates.on_renewal(identity, http.renew_connections)
         self.stack.push_async_callback(http.aclose)

@@ -52,8 +52,11 @@ class HttpClient:
         pace: PaceLimits | None = None,
         logger: logging.Logger | None = None,
         transport: Transport = "auto",
+        connections_max: int = 1,
     ) -> None:
         """Keep what is needed.
+
+        `connections_max` are made to a server that allows no more streams on those there are.
 
         `transport`: HTTP/2, HTTP/3, or HTTP/2 and the other where that can't be connected to.
 
@@ -69,6 +72,8 @@ class HttpClient:
         self._logger = logger or logging.getLogger(__name__)
         self._scratch = Scratch()
         self._connecting: dict[Origin, asyncio.Task[ClientConnection]] = {}
+        self._widening: dict[Origin, asyncio.Task[ClientConnection]] = {}
+        self._connections_max = connections_max
         self._connections: set[ClientConnection] = set()
         self._closed = False
         self._backoff: Backoff[Origin] = Backoff()
@@ -114,7 +119,7 @@ class HttpClient:
     async def aclose(self) -> None:
         """Close every connection; requests in flight fail with ConnectionLost."""
         self._closed = True
-        connecting = list(self._connecting.values())
+        connecting = [*self._connecting.values(), *self._widening.values()]
         for task in connecting:
             task.cancel()
         await asyncio.gather(*connecting, return_exceptions=True)
@@ -145,6 +150,29 @@ class HttpClient:
             task = loop.create_task(self._connect(origin))
             task.add_done_callback(mark_retrieved)
             self._connecting[origin] = task
+        made = await self._shared(task)
+        if made.has_room or self._connections_max == 1:
+            return made
+        return await self._with_room(origin) or made
+
+    async def _with_room(self, origin: Origin) -> ClientConnection | None:
+        """A connection with a free stream or, where there can be none, the fewest that wait."""
+        while there := [c for c in self._connections if c.origin == origin and c.is_usable]:
+            if (best := min(there, key=lambda c: (not c.has_room, c.waiting))).has_room:
+                return best
+            task = self._widening.get(origin)
+            if task is None or task.done():
+                if len(there) >= self._connections_max:
+                    return best
+                task = self._widening[origin] = asyncio.ensure_future(self._connect_somehow(origin))
+                task.add_done_callback(mark_retrieved)
+            try:
+                await self._shared(task)
+            except ConnectFailed:
+                return best  # those there are go on serving
+        return None
+
+    async def _shared(self, task: asyncio.Task[ClientConnection]) -> ClientConnection:
         try:
             # Shielded: others wait for the same connection.
             return await asyncio.shield(task)

@@ -59,7 +59,7 @@ class ClientConnection(HttpPump):
         pace: PaceLimits | None,
     ) -> None:
         super().__init__()
-        self._origin = origin
+        self.origin = origin
         self._identity = identity
         self._check_peer = check_peer
         self._response_bytes_max = response_bytes_max
@@ -79,6 +79,16 @@ class ClientConnection(HttpPump):
     def is_usable(self) -> bool:
         """Whether new requests may be sent here."""
         return self.is_open and self._exchange is not None and not self._exchange.going
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request would go out at once."""
+        return self._exchange is not None and not self._waiting and self._exchange.can_start
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a stream."""
+        return len(self._waiting)
 
     async def call(self, fields: Headers, body: bytes) -> Response:
         """Send one request and wait for its response; cancelling it resets the stream."""
@@ -109,7 +119,7 @@ class ClientConnection(HttpPump):
             context=self._identity.client_context(),
             quiet_context=self._identity.quiet_context(),
             scratch=scratch,
-            server_hostname=self._origin.host,
+            server_hostname=self.origin.host,
             handshake_timeout_s=handshake_timeout_s,
         )
         self._link = link
@@ -117,7 +127,7 @@ class ClientConnection(HttpPump):
 
     def make_quic_link(self, handshake_timeout_s: float) -> QuicLink:
         """The same for a datagram socket."""
-        host = self._origin.host
+        host = self.origin.host
         made = configuration(self._identity, server_name=host)
         link = QuicLink(
             self,
@@ -152,7 +162,7 @@ class ClientConnection(HttpPump):
         peer = link.peer()
         if self._check_peer is not None:
             try:
-                self._check_peer(peer, self._origin.text)
+                self._check_peer(peer, self.origin.text)
             except Exception as error:
                 self._refusal = error
                 link.close(error)
@@ -160,7 +170,7 @@ class ClientConnection(HttpPump):
         codec = link.codec(client=True, now=self._loop.time(), limits=self._limits)
         self._exchange = ClientExchange(
             codec,
-            server=self._origin.text,
+            server=self.origin.text,
             response_bytes_max=self._response_bytes_max,
             pace=self._pace,
         )
@@ -172,7 +182,7 @@ class ClientConnection(HttpPump):
         if not self.ready.done():
             self.ready.set_exception(self._refusal or self._why_not_ready(error))
         detail = f" ({error})" if error else ""
-        server = self._origin.text
+        server = self.origin.text
         lost = ConnectionLost(
             f"{server} closed the connection{detail}; the request may have been processed"
         )
@@ -219,7 +229,7 @@ class ClientConnection(HttpPump):
 
     def _start(self, exchange: ClientExchange, fields: Headers, body: bytes) -> int | None:
         if not self.is_usable:
-            raise NotProcessed(f"{self._origin.text} closed the connection before the request")
+            raise NotProcessed(f"{self.origin.text} closed the connection before the request")
         return exchange.start(fields, body, now=self._loop.time())
 
     def _settle(self, outcomes: list[Outcome]) -> None:
@@ -247,8 +257,8 @@ class ClientConnection(HttpPump):
     def _why_not_ready(self, error: Exception | None) -> ConnectFailed:
         return client_refusal(
             error,
-            server=self._origin.text,
-            host=self._origin.host,
+            server=self.origin.text,
+            host=self.origin.host,
             presented=None if self._link is None else self._link.presented_leaf,
             identity=self._identity,
         )

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sdcpd.transport.client import HttpClient
-from sdcpd.transport.http import Request, Response
+from sdcpd.transport.http import ConnectFailed, Request, Response
 from sdcpd.transport.limits import H2Limits
 from tests.kit.certs import CertKit
 from tests.kit.serving import serving
@@ -43,11 +43,17 @@ class Gate:
 
 @asynccontextmanager
 async def connected(
-    kit: CertKit, handle: Callable[[Request], object], streams_max: int
+    kit: CertKit,
+    handle: Callable[[Request], object],
+    streams_max: int,
+    *,
+    connections_max: int = 1,
 ) -> AsyncIterator[tuple[HttpClient, str]]:
     limits = H2Limits(streams_max=streams_max)
     async with serving(kit, handle, limits=limits) as (_, port):  # type: ignore[arg-type]
-        client = HttpClient(kit.identity("router", "r0"), transport="h2")
+        client = HttpClient(
+            kit.identity("router", "r0"), transport="h2", connections_max=connections_max
+        )
         yield client, f"https://127.0.0.1:{port}/"
         await client.aclose()
 
@@ -87,3 +93,40 @@ async def test_a_call_that_fails_or_is_given_up_passes_its_turn_on(kit: CertKit)
             assert [one.status for one in await asyncio.gather(*good)] == [204] * 3
         with pytest.raises(ValueError, match="line break"):
             await bad
+
+
+async def test_more_calls_than_streams_take_another_connection(kit: CertKit) -> None:
+    """Long polls hold a stream each; a call beside them must not wait until one of them ends."""
+    gate = Gate(3 * LIMIT)
+    async with connected(kit, gate, LIMIT, connections_max=3) as (client, uri):
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(client.request("GET", uri) for _ in range(6 * LIMIT)))
+        assert len(client._connections) == 3
+    assert gate.waves == 2
+
+
+async def test_calls_go_on_where_no_other_connection_can_be_had(kit: CertKit) -> None:
+    """A server that lets nobody in any more still serves those that it has let in."""
+    leave = asyncio.Event()
+
+    async def handle(request: Request) -> Response:
+        if request.path == "/held":
+            await leave.wait()
+        return Response(204)
+
+    async with connected(kit, handle, 1, connections_max=2) as (client, uri):
+        held = asyncio.ensure_future(client.request("GET", f"{uri}held"))
+        while not client._connections or next(iter(client._connections)).has_room:
+            await asyncio.sleep(0)
+
+        async def refused(*_: object) -> None:
+            raise ConnectFailed("nobody is let in")
+
+        client._connect_somehow = refused  # type: ignore[method-assign, assignment]
+        call = asyncio.ensure_future(client.request("GET", uri))
+        (connection,) = client._connections
+        async with asyncio.timeout(5):
+            while not connection._waiting:
+                await asyncio.sleep(0)
+            leave.set()
+            assert (await call).status == (await held).status == 204

@@ -23,6 +23,7 @@ from tests.kit.by_hand import wait_until
 
 SESSIONS = (1, 10, 100, 1000)
 PROCESSES = ("router", "verifier", "drafter")
+TEXTS = 5
 WARM_S = 2.0
 OPEN_S = 240.0
 QUIET = {
@@ -66,6 +67,14 @@ def with_drafter(cluster: Running) -> int:
     return sum(one["phase"] == "running" and one["drafter"] is not None for one in sessions)
 
 
+def one_text(cluster: Running) -> float:
+    """Seconds of a short text: it opens, drafts and ends beside all others."""
+    wanted = {"prompt": "short", "max_tokens": 50, "ignore_eos": True}
+    begun = time.monotonic()
+    ask(cluster.admin, "POST", "/generate", wanted, timeout_s=60.0)
+    return time.monotonic() - begun
+
+
 def one_number(count: int, seconds: float) -> dict[str, Any]:
     """Figures of so many idle sessions, and of a busy one beside them."""
     (port,) = free_ports(1)
@@ -88,12 +97,14 @@ def one_number(count: int, seconds: float) -> dict[str, Any]:
         wait_until(lambda: with_drafter(cluster) == count + 1, "the busy one runs")
         time.sleep(WARM_S)
         rounds = sorted(cluster.measured(min(seconds, 5.0))["drafter"]["rounds"])
+        text_s = [one_text(cluster) for _ in range(TEXTS)]
     busy.join()
     return {
         "sessions": count,
         "opened_s": opened_s,
         "grown_kib": {role: after[role] - before[role] for role in PROCESSES},
         "idle_cpu_percent": percent,
+        "text_s": statistics.median(text_s),
         "round_p50_ms": 1000 * statistics.median(rounds),
         "round_p99_ms": 1000 * rounds[len(rounds) * 99 // 100],
     }
@@ -111,12 +122,13 @@ def table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
     rows = [["idle sessions", "opened in s"]]
     rows[0] += [f"{role} MiB more" for role in PROCESSES]
     rows[0] += [f"{role} CPU %" for role in PROCESSES]
-    rows[0] += ["busy round p50 ms", "p99 ms"]
+    rows[0] += ["busy round p50 ms", "p99 ms", "text of 50 tokens s"]
     for one in found:
         row = [f"{one['sessions']}", f"{one['opened_s']:.1f}"]
         row += [f"{one['grown_kib'][role] / 1024:.1f}" for role in PROCESSES]
         row += [f"{one['idle_cpu_percent'][role]:.1f}" for role in PROCESSES]
-        rows.append([*row, f"{one['round_p50_ms']:.2f}", f"{one['round_p99_ms']:.2f}"])
+        row += [f"{one['round_p50_ms']:.2f}", f"{one['round_p99_ms']:.2f}"]
+        rows.append([*row, f"{one['text_s']:.3f}"])
     return rows
 
 
@@ -141,5 +153,7 @@ def sentences(found: Sequence[dict[str, Any]]) -> list[str]:
         f"{1000 * cpu[most]:.2f} % a thousand sessions.",
         "The p50 of a busy session's round beside idle ones "
         f"{described(counts, rounds, 'ms', 'session')}.",
+        "A short text beside them and the busy one "
+        f"{described(counts, [one['text_s'] for one in found], 's', 'session')}.",
         f"The time to open all {described(numbers, opening, 's', 'session')}.",
     ]

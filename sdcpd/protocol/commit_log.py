@@ -85,11 +85,13 @@ def decode_log(data: bytes) -> list[Record]:
 
     Unknown keys are ignored; raises LogCorrupt for anything else that is not a record.
     """
-    if (one := _own_commit(data)) is not None:
-        return [one]
     records: list[Record] = []
     position = 0
     while position < len(data):
+        if (own := _own_commit(data, position)) is not None:
+            record, position = own
+            records.append(record)
+            continue
         try:
             value, position = cbor.decode_next(data, position)
             records.append(_record(value))
@@ -98,17 +100,18 @@ def decode_log(data: bytes) -> list[Record]:
     return records
 
 
-def _own_commit(data: bytes) -> Record | None:
-    """A single commit laid out as `encode_record` does; None for all else, also what is no log.
+def _own_commit(data: bytes, position: int) -> tuple[Record, int] | None:
+    """A commit laid out as `encode_record` does, and where it ends; None for all else there.
 
-    Every round passes here at every store. What the pattern lets through is one map of five
-    different keys, unless the array's count is wrong, and then a key is missing.
+    Every round passes here at every store, and each record of a log whose session moves. What the
+    pattern lets through is one map of five different keys, unless the array's count is wrong, and
+    then a key is missing.
     """
-    if _OWN_COMMIT.fullmatch(data) is None:
+    if (found := _OWN_COMMIT.match(data, position)) is None:
         return None
     try:
-        value = cbor2.loads(data)
-        return _commit.read(value) if "committed" in value else None
+        value = cbor2.loads(found[0])
+        return (_commit.read(value), found.end()) if "committed" in value else None
     except (cbor2.CBORDecodeError, Invalid):
         return None
 

@@ -6,7 +6,7 @@ logs: appends, reading and taking up again by the number of records of a commit 
 start: seconds from exec to READY by the size of the model.
 
 Prints a table a part; `-o FILE` writes all figures as JSON, and `--page docs/growth.md` the page,
-from what was measured now or, with `--from FILE`, from such a JSON.
+from what was measured now or, with `--from FILE...`, from such files.
 """
 
 from __future__ import annotations
@@ -99,6 +99,16 @@ def show(name: str, found: Any) -> None:
         print(f"- {sentence}", flush=True)
 
 
+def together(files: list[Path]) -> dict[str, Any]:
+    """Figures of several runs as those of one; of a part that is in two, the later file's."""
+    runs = [json.loads(file.read_text()) for file in files]
+    found: dict[str, Any] = {"machine": runs[-1]["machine"], "load": {}, "parts": {}}
+    for run in runs:
+        found["load"] |= run["load"]
+        found["parts"] |= run["parts"]
+    return found
+
+
 def as_page(found: dict[str, Any]) -> str:
     """docs/growth.md"""
     sections = []
@@ -114,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     parser.add_argument(
-        "--from", dest="given", type=Path, help="JSON of earlier runs; measures no more"
+        "--from", dest="given", type=Path, nargs="+", help="JSON of earlier runs; none is measured"
     )
     parser.add_argument("-o", "--output", type=Path, help="a file for all figures as JSON")
     parser.add_argument("--page", type=Path, help="the page to write")
@@ -122,7 +132,7 @@ def main() -> None:
     names = options.only.split(",")
     if unknown := set(names) - set(PARTS):
         parser.error(f"--only: no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    found = json.loads(options.given.read_text()) if options.given else measured(names)
+    found = together(options.given) if options.given else measured(names)
     if options.output:
         options.output.write_text(json.dumps(found, indent=1) + "\n")
     if options.page:

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 LISTEN_BACKLOG = 256
 # Handshakes cost milliseconds, so more than this at once is a flood: the oldest are dropped.
 PENDING_HANDSHAKES_MAX = 128
-# Of one certificate. A peer needs one, and a second while it changes its certificate; each holds
-# windows and buffers, and the limits below are of one connection.
-CONNECTIONS_PER_PEER_MAX = 16
 # Of a client to one server, as more requests are in flight than streams go into one: each session
-# of a router holds a stream while its verifier has nothing to tell.  Half of what a server takes of
-# a peer by default, which has two sets of them while its certificate changes.
-CONNECTIONS_PER_SERVER_MAX = CONNECTIONS_PER_PEER_MAX // 2
+# of a router (at most 1024) holds a stream while its verifier has nothing to tell.
+CONNECTIONS_PER_SERVER_MAX = 12
+# Of one certificate: a peer has two sets of them while it changes its certificate. Each holds
+# windows and buffers, and the limits below are of one connection.
+CONNECTIONS_PER_PEER_MAX = 2 * CONNECTIONS_PER_SERVER_MAX
 # How long a closed connection waits for the peer's end, so that no RST overtakes our last words.
 LINGER_S = 2.0
 # Of those that were not let in. Each holds a socket, and who opens them needs no certificate.

@@ -151,7 +151,7 @@ class HttpClient:
             task.add_done_callback(mark_retrieved)
             self._connecting[origin] = task
         made = await self._shared(task)
-        if made.has_room or self._connections_max == 1:
+        if self._connections_max == 1 or made.has_room:
             return made
         return await self._with_room(origin) or made
 

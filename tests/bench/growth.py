@@ -40,7 +40,9 @@ PARTS = {
         "`sdcpd dev` with the bundled target, told that its context is 16k, in binary32; prompts "
         "of tokens drawn at random, each asked once, and 64 tokens after each; medians of "
         f"{growth_contexts.REPEATS} texts with speculation and as many without. What is written "
-        "after such prompts is arbitrary: the n-gram drafter finds what it finds.",
+        "after such prompts is arbitrary, so that the n-gram drafter is seldom right and mostly shows "
+        "what it costs. Attention reads all that stands before a token: a token costs more by what "
+        "stands before it, and a prompt up to the square of its length.",
         growth_contexts.measure,
         (growth_contexts.table,),
         growth_contexts.sentences,

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Literal
-from urllib.parse import urlsplit
 
 from sdcpd.transport.backoff import Backoff
 from sdcpd.transport.client_connection import CheckPeer, ClientConnection, Origin, mark_retrieved
@@ -20,15 +19,14 @@ from sdcpd.transport.http import (
     PeerRefused,
     RequestTimeout,
     Response,
-    find_header,
 )
 from sdcpd.transport.limits import H2Limits, PaceLimits
+from sdcpd.transport.request_head import request_fields, split_uri
 from sdcpd.transport.tcp import Scratch
 from sdcpd.transport.tls import TlsIdentity
 
 # A server that is draining gives requests back; a fresh connection then takes them.
 ATTEMPTS_MAX = 3
-ORIGINS_KEPT = 256  # parsed; the same few resources are called again and again
 # For the version that is tried because the other failed: a firewall may drop its packets, and
 # whoever waits has waited for the other already.
 SECOND_CONNECT_TIMEOUT_S = 1.0
@@ -91,8 +89,8 @@ class HttpClient:
         timeout_s: float = 30.0,
     ) -> Response:
         """Send one request, as `Client.request` tells; `timeout_s` covers connecting too."""
-        origin, authority, target = _split_uri(uri)
-        fields = _request_fields(method, authority, target, headers, body)
+        origin, authority, target = split_uri(uri)
+        fields = request_fields(method, authority, target, headers, body)
         sent = False
         try:
             async with asyncio.timeout(timeout_s):
@@ -273,36 +271,3 @@ async def _opened(opening: Awaitable[object], origin: Origin) -> None:
 
 def _is_usable(task: asyncio.Task[ClientConnection]) -> bool:
     return not task.cancelled() and task.exception() is None and task.result().is_usable
-
-
-def _split_uri(uri: str) -> tuple[Origin, str, str]:
-    """Origin, authority and request target of an absolute https URI; raises ValueError."""
-    scheme, _, rest = uri.partition("#")[0].partition("://")
-    path, mark, query = rest.partition("?")
-    authority, _, path = path.partition("/")
-    target = f"/{path}" + (f"{mark}{query}" if query else "")
-    return _origin(scheme, authority), authority, target
-
-
-@lru_cache(maxsize=ORIGINS_KEPT)
-def _origin(scheme: str, authority: str) -> Origin:
-    """Of these there are few, while targets are many; raises ValueError."""
-    parts = urlsplit(f"{scheme}://{authority}")
-    if scheme.lower() != "https" or not parts.hostname or "@" in authority:
-        raise ValueError(f'"{scheme}://{authority}" is not an https URI with a host')
-    return Origin(parts.hostname, parts.port or 443)
-
-
-def _request_fields(
-    method: str, authority: str, target: str, headers: Headers, body: bytes
-) -> Headers:
-    fields: list[tuple[str, str]] = [
-        (":method", method),
-        (":scheme", "https"),
-        (":authority", authority),
-        (":path", target),
-        *headers,
-    ]
-    if body and find_header(headers, "content-length") is None:
-        fields.append(("content-length", str(len(body))))
-    return tuple(fields)

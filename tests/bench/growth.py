@@ -102,12 +102,16 @@ def show(name: str, found: Any) -> None:
 
 
 def together(files: list[Path]) -> dict[str, Any]:
-    """Figures of several runs as those of one; of a part that is in two, the later file's."""
+    """Figures of several runs as those of one; of a part that is in two, the later file's.
+
+    Whoever has put a file together from several runs says so in its `note`, and the page does.
+    """
     runs = [json.loads(file.read_text()) for file in files]
     found: dict[str, Any] = {"machine": runs[-1]["machine"], "load": {}, "parts": {}}
     for run in runs:
         found["load"] |= run["load"]
         found["parts"] |= run["parts"]
+    found["note"] = " ".join(run["note"] for run in runs if "note" in run)
     return found
 
 
@@ -118,7 +122,7 @@ def as_page(found: dict[str, Any]) -> str:
         if (figures := found["parts"].get(name)) is not None:
             tables = [table(figures) for table in part.tables]
             sections.append((part.title, part.about, tables, part.sentences(figures)))
-    return page(sections, found["machine"], found["load"])
+    return page(sections, found["machine"], found["load"], note=found.get("note", ""))
 
 
 def main() -> None:

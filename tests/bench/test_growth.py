@@ -38,7 +38,7 @@ def test_idle_sessions() -> None:
 @pytest.mark.slow
 def test_logs() -> None:
     found = growth_logs.measure((1, 300), 0.5)
-    assert [one["records"] for one in found["store"]] == [201, 401]
+    assert [one["records"] for one in found["store"]] == [200, 400]
     assert found["store"][0]["octets"] < found["store"][1]["octets"]
     assert all(one["router_restart_s"] > 0 for one in found["session"])
     assert "The time of an append" in told("logs", found)

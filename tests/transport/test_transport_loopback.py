@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdcpd.transport.client import _split_uri
 from sdcpd.transport.http import ConnectFailed, Request, RequestTimeout, Response
 from sdcpd.transport.loopback import LoopbackClient, _normal
+from sdcpd.transport.request_head import split_uri
 from sdcpd.transport.tuning import tune_process
 from tests.kit.http_pair import PEER
 
@@ -85,7 +85,7 @@ def test_a_uri_is_split_as_the_standard_library_splits_it(
     uri = f"{scheme}://{authority}/{rest}"
     parts = urlsplit(uri)
     target = parts.path + (f"?{parts.query}" if parts.query else "")
-    origin, named, found = _split_uri(uri)
+    origin, named, found = split_uri(uri)
     assert (origin.host, origin.port) == (parts.hostname, parts.port or 443)
     assert (named, found) == (parts.netloc, target)
     path = parts.path[:-1] if parts.path.endswith("/") else parts.path
@@ -98,4 +98,4 @@ def test_a_uri_is_split_as_the_standard_library_splits_it(
 )
 def test_what_is_no_https_uri_is_refused(uri: str) -> None:
     with pytest.raises(ValueError):
-        _split_uri(uri)
+        split_uri(uri)

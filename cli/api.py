@@ -3,22 +3,84 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cli.errors import EXIT_UNREACHABLE, CtlError
+import click
+
+from cli.endpoint import Kept
+from cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE, CtlError
+
+if TYPE_CHECKING:
+    import ssl
+    from urllib.error import HTTPError
 
 API = "http://127.0.0.1:8000/v1"
+BYTES_MAX = 1 << 20  # of an answer that is not a text
+ca_option = click.option(
+    "--ca",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="authorities of an API that speaks HTTPS; default: the system's, or SSL_CERT_FILE",
+)
+
+
+def is_base_url(api: str) -> bool:
+    """Whether it is an address of HTTP with a host."""
+    from urllib.parse import urlsplit
+
+    try:
+        return api.startswith(("http://", "https://")) and bool(urlsplit(api).hostname)
+    except ValueError:
+        return False
+
+
+def check_base_url(api: str, *, option: str) -> None:
+    """Nothing for a base URL; else a usage error, or CtlError where a context says it."""
+    if is_base_url(api):
+        return
+    if isinstance(api, Kept):
+        raise CtlError(api.wrong("api", f"must look like {API}"))
+    raise click.UsageError(f"{option} {api}: write it as {API}")
+
+
+def tls_of(url: str, authority: Path | None) -> ssl.SSLContext | None:
+    """How an API's certificate is checked; None where it speaks HTTP.  Raises CtlError."""
+    import ssl
+
+    if not url.startswith("https://"):
+        return None
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except OSError as e:  # SSLError is one
+        raise CtlError(f"{authority} holds no certificates: {e.strerror}") from e
 
 
 def message_of(octets: bytes) -> str:
     """The sentence in the body of an error; empty where there is none."""
     try:
         return str(json.loads(octets)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 
+def refused(url: str, error: HTTPError) -> CtlError:
+    """What is said of an answer with the status of an error."""
+    with error:
+        said = message_of(error.read(BYTES_MAX)) or f"{url}: status {error.code}"
+    statuses = {401: EXIT_REFUSED, 403: EXIT_REFUSED, 404: EXIT_NOT_FOUND}
+    return CtlError(said, status=statuses.get(error.code, EXIT_FAILED))
+
+
 def nobody_answers(api: str, why: object) -> CtlError:
-    """What is said where nothing listens at a base URL."""
+    """What is said where nothing listens at a base URL, or something that is not trusted."""
+    import ssl
+
+    if isinstance(why, ssl.SSLCertVerificationError):
+        return CtlError(
+            f"{api}: its certificate is not trusted: {why.verify_message}.  Name the authority that"
+            " issued it with --ca FILE, or by the variable SSL_CERT_FILE",
+            status=EXIT_REFUSED,
+        )
     return CtlError(
         f"nobody answers at {api}: {why}.  Is the router running, with [api] listen there?",
         status=EXIT_UNREACHABLE,

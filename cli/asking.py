@@ -11,10 +11,13 @@ import click
 
 from cli.endpoint import Endpoint, default_endpoint
 from cli.errors import EXIT_NOT_FOUND, EXIT_UNREACHABLE, CtlError
+from cli.guard import ASKED
+from cli.text import timeout_given_s
 
 if TYPE_CHECKING:
     from sdcpd.admin_client import AdminRefused
 
+METRICS_S = 10.0
 _SESSION = re.compile(r"[A-Za-z0-9_-]{22}")
 endpoint_option = click.option(
     "--endpoint",
@@ -58,17 +61,25 @@ def ask_instance(
 ) -> dict[str, Any]:
     """The answer of the instance that is meant; raises CtlError.
 
-    `named`: whether a refusal tells who has refused.
+    `named`: whether a refusal tells who has refused.  --timeout goes before `timeout_s`.
     """
     from sdcpd.admin_client import AdminRefused, AdminUnreachable, ask
 
-    socket = endpoint or default_endpoint()
+    socket = meant(endpoint)
     try:
-        return ask(socket, method, path, body, timeout_s=timeout_s)
+        return ask(socket, method, path, body, timeout_s=timeout_given_s() or timeout_s)
     except AdminUnreachable as e:
         raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
     except AdminRefused as e:
         raise _refused(socket, e, named=named) from e
+
+
+def meant(endpoint: Path | None) -> Path:
+    """The socket to ask, which is told where what it answers is not understood."""
+    socket = endpoint or default_endpoint()
+    if (this := click.get_current_context(silent=True)) is not None:
+        this.meta[ASKED] = socket
+    return socket
 
 
 def _refused(socket: Path, error: AdminRefused, *, named: bool) -> CtlError:
@@ -84,7 +95,7 @@ def follow_instance(endpoint: Path | None, path: str, body: dict[str, Any]) -> I
     """The lines of an answer as they come; raises CtlError."""
     from sdcpd.admin_client import AdminRefused, AdminUnreachable, follow
 
-    socket = endpoint or default_endpoint()
+    socket = meant(endpoint)
     try:
         yield from follow(socket, path, body)
     except AdminUnreachable as e:
@@ -97,9 +108,9 @@ def metrics_of(endpoint: Path | None) -> str:
     """An instance's metrics, as Prometheus reads them; raises CtlError."""
     from sdcpd.admin_client import AdminRefused, AdminUnreachable, fetch
 
-    socket = endpoint or default_endpoint()
+    socket = meant(endpoint)
     try:
-        return fetch(socket, "/metrics")
+        return fetch(socket, "/metrics", timeout_s=timeout_given_s() or METRICS_S)
     except AdminUnreachable as e:
         raise CtlError(str(e), status=EXIT_UNREACHABLE) from e
     except AdminRefused as e:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cli.asking import ask_instance, endpoint_option
-from cli.output import output_option, show_list
+from cli.output import output_option, show_json, show_list
 from cli.text import echo
 from sdcpd.units import size_value
 
@@ -69,17 +69,26 @@ def ls(endpoint: Path | None, output: str) -> None:
 @click.option("--kind", help="only of this kind, such as target_kv")
 @click.option("--yes", is_flag=True, help="do not ask")
 @endpoint_option
-def gc(scope: str | None, kind: str | None, *, yes: bool, endpoint: Path | None) -> None:
+@output_option
+def gc(
+    scope: str | None, kind: str | None, *, yes: bool, endpoint: Path | None, output: str
+) -> None:
     """Delete what no lease holds: all of it, or of one scope or kind.
 
     No text depends on it: what is gone is computed again.
     """
+    from tiers.meter import KINDS, OTHER
+
+    if kind is not None and kind not in (*KINDS, OTHER):
+        raise click.UsageError(f"--kind {kind}: a kind is one of {', '.join((*KINDS, OTHER))}")
     what = " ".join(filter(None, (scope and f"scope {scope}", kind and f"kind {kind}")))
     if not yes:
         click.confirm(f"Delete {what or 'all'} that no lease holds?", abort=True, err=True)
     body = {"scope": scope, "kind": kind}
     gone = ask_instance(endpoint, "POST", "/cache/gc", body, timeout_s=ALL_S)
-    echo(f"{gone['objects']} objects deleted, {_shown(gone['bytes'])}")
+    said = f"{gone['objects']} objects deleted, {_shown(gone['bytes'])}"
+    if not show_json(gone, output=output):
+        echo(said)
 
 
 def _shown(octets: int) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.errors import CtlError
+from cli.output import output_option, show_list
 from cli.text import echo, table
 
 if TYPE_CHECKING:
@@ -149,13 +150,18 @@ def renew(*, out: Path, days: int, if_needed: bool, names: tuple[str, ...]) -> N
 
 @certs.command()
 @click.argument("path", type=click.Path(path_type=Path, exists=True), default=OUT)
-def show(path: Path) -> None:
+@output_option
+def show(path: Path, output: str) -> None:
     """List what is in a certificate, or in each of a folder."""
     from certs import commands
 
     with _certs_errors():
         infos = commands.show(path)
     now = datetime.now(UTC)
+    if output in ("json", "jsonl"):
+        shown = [_as_json(info, now) for info in infos]
+        show_list(shown, (), name="certificates", output=output)
+        return
     for info in infos:
         echo(str(info.path))
         rows = [("subject", info.subject), ("issuer", info.issuer)]
@@ -167,19 +173,23 @@ def show(path: Path) -> None:
 
 @certs.command()
 @click.argument("path", type=click.Path(path_type=Path, exists=True), default=OUT)
-def check(path: Path) -> None:
+@output_option
+def check(path: Path, output: str) -> None:
     """Check keys, dates, authority and file modes; exits 1 if anything fails."""
     from certs import commands
 
     with _certs_errors():
         findings = commands.check(path)
-    words = [LEVELS[one.level] for one in findings]
-    rows = [
-        (click.style(word, fg=colour), str(one.path), one.text)
-        for (word, colour), one in zip(words, findings, strict=True)
-    ]
-    for line in table(rows):
-        echo(line)
+    found = [{"level": one.level, "path": str(one.path), "text": one.text} for one in findings]
+    if output in ("json", "jsonl"):
+        show_list(found, (), name="findings", output=output)
+    else:
+        words = [LEVELS[one.level] for one in findings]
+        rows = [
+            (click.style(word, fg=colour), one["path"], one["text"])
+            for (word, colour), one in zip(words, found, strict=True)
+        ]
+        echo("\n".join(table(rows)))
     failed = sum(one.level == "error" for one in findings)
     if failed:
         raise CtlError(f"{failed} of {len(findings)} failed")
@@ -226,6 +236,20 @@ def _who(roles: Sequence[str], name: str) -> str:
 
 def _base_uri(info: CertificateInfo) -> str | None:
     return next((uri for uri in info.uris if not uri.startswith("spiffe:")), None)
+
+
+def _as_json(info: CertificateInfo, now: datetime) -> dict[str, Any]:
+    return {
+        "path": str(info.path),
+        "subject": info.subject,
+        "issuer": info.issuer,
+        "uris": list(info.uris),
+        "hosts": list(info.hosts),
+        "not_before": info.not_before.isoformat(),
+        "not_after": info.not_after.isoformat(),
+        "days_left": round(info.days_left(now), 2),
+        "sha256": info.fingerprint,
+    }
 
 
 def _validity(info: CertificateInfo, now: datetime) -> str:

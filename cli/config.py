@@ -11,12 +11,14 @@ import click
 
 from cli.asking import ask_instance, endpoint_option
 from cli.errors import CtlError
+from cli.output import output_option, show_json, show_list
 from cli.text import echo, table
 
 if TYPE_CHECKING:
     from sdcpd.config import Config
     from sdcpd.config_sources import Sources
 
+DIFFERENCES = (("KEY", "key"), ("RUNNING", "running"), ("FILE", "file"), ("NEEDS", "needs"))
 FILE = Path("/etc/sdcpd/sdcpd.toml")
 file_option = click.option(
     "-c", "--config", "path", type=click.Path(path_type=Path), default=FILE, show_default=True
@@ -34,10 +36,17 @@ def config() -> None:
 @config.command()
 @file_option
 @set_option
-def check(path: Path, settings: tuple[str, ...]) -> None:
+@output_option
+def check(path: Path, settings: tuple[str, ...], output: str) -> None:
     """Tell every problem of a file; `sdcpd --check-config --role ROLE` looks at more."""
-    _read(path, settings)
-    echo(f"{path}: ok")
+    try:
+        _read(path, settings)
+    except CtlError as e:
+        *problems, _ = e.message.splitlines()
+        show_json({"path": str(path), "ok": False, "problems": problems}, output=output)
+        raise
+    if not show_json({"path": str(path), "ok": True, "problems": []}, output=output):
+        echo(f"{path}: ok")
 
 
 @config.command()
@@ -45,7 +54,7 @@ def check(path: Path, settings: tuple[str, ...]) -> None:
 @set_option
 @click.option("--origin", is_flag=True, help="show where each value is from")
 @click.option("--changed", is_flag=True, help="only what is not the default")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@output_option
 def show(
     path: Path, settings: tuple[str, ...], *, origin: bool, changed: bool, output: str
 ) -> None:
@@ -58,14 +67,15 @@ def show(
         where = sources.origin(tuple(key.split("."))) or "default"
         if not changed or where != "default":
             rows.append((key, json.dumps(value, ensure_ascii=False), where))
-    if output == "json":
+    if output in ("json", "jsonl"):
         values = [
             {"key": key, "value": json.loads(value), "origin": where} for key, value, where in rows
         ]
-        echo(json.dumps({"schema": "sdcpctl/v1", "values": values}, indent=2, ensure_ascii=False))
+        show_list(values, (), name="values", output=output)
         return
-    shown = [row if origin else row[:2] for row in rows]
-    header = ("KEY", "VALUE", "ORIGIN")[: 3 if origin else 2]
+    width = 3 if origin or output == "wide" else 2
+    shown = [row[:width] for row in rows]
+    header = ("KEY", "VALUE", "ORIGIN")[:width]
     echo("\n".join(table([header, *shown])))
 
 
@@ -82,7 +92,8 @@ def schema() -> None:
 @file_option
 @set_option
 @endpoint_option
-def diff(path: Path, settings: tuple[str, ...], endpoint: Path | None) -> None:
+@output_option
+def diff(path: Path, settings: tuple[str, ...], endpoint: Path | None, output: str) -> None:
     """Compare a file with what a running instance goes by; exit 1 if they differ."""
     from sdcpd.reload import flat
 
@@ -90,38 +101,42 @@ def diff(path: Path, settings: tuple[str, ...], endpoint: Path | None) -> None:
     answer = ask_instance(endpoint, "GET", "/config")
     running, wanted = answer["config"], flat(found)
     keys = [key for key in sorted(running.keys() | wanted) if running.get(key) != wanted.get(key)]
-    if not keys:
-        echo("no difference")
-        return
-    rows = [
-        (
-            key,
-            _text(running.get(key)),
-            _text(wanted.get(key)),
-            "reload" if key in answer["reloadable"] else "restart",
-        )
+    differing = [
+        {
+            "key": key,
+            "running": running.get(key),
+            "file": wanted.get(key),
+            "needs": "reload" if key in answer["reloadable"] else "restart",
+        }
         for key in keys
     ]
-    echo("\n".join(table([("KEY", "RUNNING", "FILE", "NEEDS"), *rows])))
-    raise SystemExit(1)
+    if output not in ("json", "jsonl"):  # else text is not told from a number
+        differing = [
+            one | {name: _text(one[name]) for name in ("running", "file")} for one in differing
+        ]
+    show_list(differing, DIFFERENCES, name="differences", output=output, none="no difference")
+    if differing:
+        raise SystemExit(1)
 
 
 @click.command()
 @endpoint_option
-def reload(endpoint: Path | None) -> None:
+@output_option
+def reload(endpoint: Path | None, output: str) -> None:
     """Have an instance read its configuration, certificates and keys again, and tell the outcome.
 
     Exit 1 if the file is wrong, in which case nothing changes.
     """
     answer = ask_instance(endpoint, "POST", "/reload")
-    for key in answer["changed"]:
-        echo(f"changed: {key}")
-    for key in answer["needs_restart"]:
-        echo(f"needs restart: {key}")
+    lines = [f"changed: {key}" for key in answer["changed"]]
+    lines += [f"needs restart: {key}" for key in answer["needs_restart"]]
+    shown = show_json(answer, output=output)
+    if lines and not shown:
+        echo("\n".join(lines))
     if answer["problems"]:
         problems = "\n".join(answer["problems"])
         raise CtlError(f"{problems}\nnot reloaded; the old configuration stays in use")
-    if not answer["changed"] and not answer["needs_restart"]:
+    if not lines and not shown:
         echo("nothing has changed in the file; certificates and keys were read again")
 
 

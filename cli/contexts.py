@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from cli.api import check_base_url
+from cli.endpoint import Endpoint, Kept
 from cli.errors import EXIT_NOT_FOUND, CtlError
 from cli.output import output_option, show_list
 from cli.text import echo
@@ -27,16 +29,18 @@ def context() -> None:
 
 @context.command()
 @click.argument("name")
-@click.option("--endpoint", help="admin socket of its router, unix:PATH")
+@click.option("--endpoint", type=Endpoint(), help="admin socket of its router, unix:PATH")
 @click.option("--api", help="base URL of its API, for chat and bench")
-def add(name: str, endpoint: str | None, api: str | None) -> None:
+def add(name: str, endpoint: Path | None, api: str | None) -> None:
     """Keep a context, in the place of one of that name; the first one is used at once."""
     if not endpoint and not api:
         raise click.UsageError("a context needs --endpoint, --api, or both")
     if not name or name != name.strip() or not name.isprintable():
         raise click.UsageError(f"a name is printable, without space around it: {name!r}")
+    if api:
+        check_base_url(api, option="--api")
     kept = _read()
-    given = {"endpoint": endpoint, "api": api}
+    given = {"endpoint": endpoint and f"unix:{endpoint.absolute()}", "api": api}
     kept["contexts"][name] = {key: value for key, value in given.items() if value}
     kept["current"] = kept["current"] or name
     _write(kept)
@@ -88,10 +92,11 @@ def defaults_of(name: str | None, command: click.Command) -> dict[str, Any]:
     name = name or (kept["current"] if kept else "")
     if kept is None or not name:
         return {}
-    return _defaults(_known(kept, name), command)
+    values = {key: Kept.of(value, name) for key, value in _known(kept, name).items()}
+    return _defaults(values, command)
 
 
-def _defaults(values: dict[str, str], command: click.Command) -> dict[str, Any]:
+def _defaults(values: dict[str, Kept], command: click.Command) -> dict[str, Any]:
     if command.name == "context":
         return {}  # there --endpoint is what is to be kept
     found: dict[str, Any] = {

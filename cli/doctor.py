@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.asking import endpoint_option
+from cli.asking import endpoint_option, meant
 from cli.config import FILE, file_option, set_option
-from cli.endpoint import default_endpoint, is_dev
+from cli.endpoint import is_dev
 from cli.errors import CtlError
-from cli.text import echo, table
+from cli.output import output_option, show_list
+from cli.text import echo, table, timeout_given_s
 
 if TYPE_CHECKING:
     from sdcpd.config import Config
     from sdcpd.doctor.finding import Finding
     from sdcpd.parts import Instance
 
+STATUS_S = 10.0
 COLOURS = {"ok": "green", "warn": "yellow", "FAIL": "red"}
 
 
@@ -36,7 +37,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "FAIL": "red"}
     help="look at this instance; default: each that the file has a section for",
 )
 @click.option("--strict", is_flag=True, help="exit 1 for warnings too")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@output_option
 def doctor(
     *,
     path: Path,
@@ -52,9 +53,10 @@ def doctor(
     """
     findings = list(_findings(path, settings, endpoint, roles))
     counts = {level: sum(one.level == level for one in findings) for level in COLOURS}
-    if output == "json":
+    as_json = output in ("json", "jsonl")
+    if as_json:
         shown = [{"area": one.area, "level": one.level, "text": one.text} for one in findings]
-        echo(json.dumps({"schema": "sdcpctl/v1", "findings": shown}, indent=2, ensure_ascii=False))
+        show_list(shown, (), name="findings", output=output)
     else:
         rows = [
             (one.area, click.style(one.level, COLOURS[one.level]), one.text) for one in findings
@@ -63,7 +65,7 @@ def doctor(
     text = f"{counts['ok']} ok, {counts['warn']} warnings, {counts['FAIL']} failed"
     if counts["FAIL"] or (strict and counts["warn"]):
         raise CtlError(text)
-    if output == "table":
+    if not as_json:
         echo(text)
 
 
@@ -77,7 +79,7 @@ def _findings(
             raise click.UsageError(
                 f"--role looks at what a file says, and {path} is not there; name one with -c FILE"
             )
-        yield from _cluster(endpoint or default_endpoint())
+        yield from _cluster(meant(endpoint))
         return
     from sdcpd.config import ConfigError, load_config
     from sdcpd.doctor.host import host_findings, port_findings
@@ -122,9 +124,13 @@ def _status(config: Config, instance: Instance) -> dict[str, Any] | str:
     if not config.admin.socket:
         return "[admin] socket is empty, so that it can't be asked.  Set it"
     try:
-        return ask(instance.fill(config.admin.socket), "GET", "/status")
+        return ask(instance.fill(config.admin.socket), "GET", "/status", timeout_s=_timeout_s())
     except (AdminUnreachable, AdminRefused) as e:
         return f"{e}.  Start it: systemctl start sdcpd@{instance.unit or instance.role}"
+
+
+def _timeout_s() -> float:
+    return timeout_given_s() or STATUS_S
 
 
 def _cluster(socket: Path) -> Iterator[Finding]:
@@ -133,7 +139,7 @@ def _cluster(socket: Path) -> Iterator[Finding]:
     from sdcpd.doctor.peers import JOURNAL, TERMINAL, cluster_findings, instance_findings
 
     try:
-        answer = ask(socket, "GET", "/status")
+        answer = ask(socket, "GET", "/status", timeout_s=_timeout_s())
     except (AdminUnreachable, AdminRefused) as e:
         yield from instance_findings("router", str(e))
         return

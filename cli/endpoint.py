@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import click
@@ -10,6 +11,27 @@ import click
 from cli.errors import EXIT_UNREACHABLE, CtlError
 
 RUN = Path("/run/sdcpd")
+
+
+class Kept(str):
+    """What a context says; a value that is wrong is told with its name."""
+
+    context = ""
+
+    @classmethod
+    def of(cls, value: str, context: str) -> Kept:
+        """A value of a context."""
+        made = cls(value)
+        made.context = context
+        return made
+
+    def wrong(self, key: str, why: str) -> str:
+        """A sentence with what to do about it."""
+        name = shlex.quote(self.context)
+        return (
+            f'context {self.context}: its {key} "{self}" {why}; keep another with: sdcpctl context'
+            f" add {name}, or forget it: sdcpctl context remove {name}"
+        )
 
 
 class Endpoint(click.ParamType[Path]):
@@ -26,7 +48,10 @@ class Endpoint(click.ParamType[Path]):
         path = value.removeprefix("unix:")
         if (path != value and path) or value.startswith("/"):
             return Path("/" + path.lstrip("/")) if path.startswith("//") else Path(path)
-        self.fail(f'"{value}" must look like unix:{RUN}/router/admin.sock', param, ctx)
+        why = f"must look like unix:{RUN}/router/admin.sock"
+        if isinstance(value, Kept):
+            raise CtlError(value.wrong("endpoint", why))
+        self.fail(f'"{value}" {why}', param, ctx)
 
 
 def default_endpoint(run: Path = RUN) -> Path:

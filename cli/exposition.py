@@ -13,4 +13,8 @@ def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
     """Name, labels and value of each sample; other lines are left out."""
     for line in text.splitlines():
         if (found := _SAMPLE.match(line)) is not None:
-            yield found[1], dict(_LABEL.findall(found[2] or "")), float(found[3])
+            try:
+                value = float(found[3])
+            except ValueError:
+                continue
+            yield found[1], dict(_LABEL.findall(found[2] or "")), value

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -121,5 +122,13 @@ def _write(path: Path, entries: list[tuple[str, str]]) -> None:
         temporary.chmod(mode)
         temporary.replace(path)
     except OSError as e:
-        temporary.unlink(missing_ok=True)
-        raise CtlError(f"{path} cannot be written: {e.strerror}") from e
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise CtlError(f"{path} cannot be written: {e.strerror}; {_cure(path)}") from e
+
+
+def _cure(path: Path) -> str:
+    """What to do about a file that cannot be written."""
+    if not path.parent.exists():
+        return f"make its directory: sudo install -d -m 750 {path.parent}; or name another --file"
+    return "do it as its owner (sudo), or name another --file"

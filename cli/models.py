@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import click
 
 from cli.asking import ask_router, endpoint_option
 from cli.errors import CtlError
-from cli.output import output_option, show_list, show_one
-from cli.text import echo
+from cli.output import output_option, show_json, show_list, show_one
+from cli.text import echo, remark, shows_progress
 
 COLUMNS = (("MODEL", "short"), ("ROLE", "role"), ("INSTANCES", "names"))
 WIDE = (("DIGEST", "digest"),)
@@ -48,20 +47,31 @@ def hash_(directory: Path, output: str) -> None:
 @directory_argument
 @click.option("--digest", help='what its weights must have, "sha256:..."')
 @endpoint_option
-def verify(directory: Path, digest: str | None, endpoint: Path | None) -> None:
+@output_option
+def verify(directory: Path, digest: str | None, endpoint: Path | None, output: str) -> None:
     """Tell whether a model DIRECTORY is whole, and whose model of the cluster it is.
 
     Exit 1 if anything is missing, cut short or not supported, or if it has another --digest.
     """
+    told: list[str] = []
+    as_json = output in ("json", "jsonl")
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if not as_json:
+            echo(line)
+
     for line in _checked(directory):
-        echo(line)
+        tell(line)
     found = _digests(directory)
-    for name, value in found.items():
-        echo(f"{name} {value}")
+    if not as_json:
+        echo("\n".join(f"{name} {value}" for name, value in found.items()))
     if digest is not None and digest.removeprefix("sha256:") != found["weights"][7:]:
         raise CtlError(f"{directory} is another model than {digest}; fetch it again")
     for line in _whose(found, endpoint):
-        echo(line)
+        tell(line)
+    checks = [dict(zip(("level", "text"), line.split(None, 1), strict=True)) for line in told]
+    show_json({**found, "checks": checks}, output=output)
 
 
 @models.command("import")
@@ -113,13 +123,20 @@ def models_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
 def _digests(directory: Path) -> dict[str, str]:
     from sdcpd.engine.api import ModelError
     from sdcpd.engine.digests import cache_file
-    from sdcpd.engine.model_files import model_digest, tokenizer_digest
+    from sdcpd.engine.model_files import (
+        check_whole,
+        model_digest,
+        tokenizer_digest,
+        weight_files,
+    )
 
     def report(text: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(text, err=True)
+        if shows_progress():
+            remark(text)
 
     try:
+        for file in weight_files(directory):
+            check_whole(file)
         weights = model_digest(directory, remembered=cache_file(), report=report)
         tokenizer = tokenizer_digest(directory)
     except ModelError as e:

@@ -17,7 +17,7 @@ output_option = click.option(
     type=click.Choice(["table", "wide", "json", "jsonl"]),
     default="table",
     show_default=True,
-    help="json and jsonl have a stable form, named by its key `schema`",
+    help="json and jsonl have a stable form, named by the key `schema`, which each line has",
 )
 
 
@@ -35,7 +35,7 @@ def show_list(
         echo(json.dumps({"schema": SCHEMA, name: list(items)}, indent=2, ensure_ascii=False))
     elif output == "jsonl":
         for one in items:
-            echo(json.dumps(one, ensure_ascii=False))
+            echo(json.dumps({"schema": SCHEMA, **one}, ensure_ascii=False))
     elif not items:
         echo(none)
     else:
@@ -51,12 +51,19 @@ def show_list(
 
 def show_one(answer: dict[str, Any], *, output: str) -> None:
     """Print one thing: a line a member, or JSON."""
-    if output in ("json", "jsonl"):
-        indent = 2 if output == "json" else None
-        echo(json.dumps({"schema": SCHEMA, **answer}, indent=indent, ensure_ascii=False))
+    if show_json(answer, output=output):
         return
     rows = [(key.replace("_", " "), cell(value)) for key, value in answer.items()]
     echo("\n".join(table(row for row in rows if row[0] != "schema")))
+
+
+def show_json(answer: dict[str, Any], *, output: str) -> bool:
+    """Print one thing as JSON, if that is asked for; returns whether it is."""
+    if output not in ("json", "jsonl"):
+        return False
+    indent = 2 if output == "json" else None
+    echo(json.dumps({"schema": SCHEMA, **answer}, indent=indent, ensure_ascii=False))
+    return True
 
 
 def cell(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ def watch(session: str, endpoint: Path | None, output: str) -> None:
         known = [one for one in value.get("rounds", ()) if not _is_unknown(one)]
         passes += len(known)
         unknown += len(value.get("rounds", ())) - len(known)
-        click.echo("".join(map(strip, value.get("rounds", ()))), nl=False, color=_colour())
+        echo("".join(map(strip, value.get("rounds", ()))), nl=False)
         if "end" in value:
             told = f", {count / passes:.1f} per pass of the target" if passes else ""
             if unknown:
@@ -118,7 +117,3 @@ def _shown(text: str) -> str:
     for character, shown in _PLAIN.items():
         text = text.replace(character, shown)
     return "".join(c if c.isprintable() else "�" for c in text)
-
-
-def _colour() -> bool | None:
-    return False if os.environ.get("NO_COLOR") else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from cli.asking import ask_instance, endpoint_option
+from cli.output import output_option, show_json
 from cli.text import duration, echo, table
 
 STATE_COLOURS = {
@@ -25,19 +25,11 @@ RIGHT = (3, 4, 5, 6, 7)
 
 @click.command()
 @endpoint_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="json has a stable form, named by its key `schema`",
-)
+@output_option
 def status(endpoint: Path | None, output: str) -> None:
     """Show the router, its verifiers and drafters, and the sessions."""
     answer = ask_instance(endpoint, "GET", "/status")
-    if output == "json":
-        echo(json.dumps(answer, indent=2, ensure_ascii=False))
+    if show_json(answer, output=output):
         return
     lines = _router(answer) if answer["role"] == "router" else _instance(answer)
     echo("\n".join(lines))
@@ -75,7 +67,7 @@ def _row(instance: dict[str, Any]) -> tuple[str, ...]:
     return (
         instance["instance"],
         instance["role"],
-        click.style(instance["state"], fg=STATE_COLOURS[instance["state"]]),
+        click.style(instance["state"], fg=STATE_COLOURS.get(instance["state"])),
         f"{instance['load']}%" if here else "-",
         str(instance["queue"]) if here else "-",
         "-" if accept is None else f"{accept:.2f}",

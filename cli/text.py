@@ -3,14 +3,56 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
+from typing import IO, Any
 
 import click
 
+TIMEOUT, QUIET = "cli.timeout_s", "cli.quiet"
+"""Where a context's `meta` has the options of `sdcpctl` itself."""
 
-def echo(text: str) -> None:
+
+def echo(text: str, *, nl: bool = True) -> None:
     """Print to standard output: colour only on a terminal, and not with NO_COLOR."""
-    click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
+    click.echo(text, nl=nl, color=colour())
+
+
+def remark(text: str, *, nl: bool = True) -> None:
+    """Print to standard error what nobody needs to know, unless --quiet is given."""
+    if not is_quiet():
+        click.echo(text, nl=nl, err=True, color=colour())
+
+
+def colour() -> bool | None:
+    """What click takes: None, on a terminal alone and not with --no-color; False with NO_COLOR."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def is_quiet() -> bool:
+    """Whether progress and remarks are not wanted."""
+    return bool(_given(QUIET))
+
+
+def timeout_given_s() -> float | None:
+    """How long an instance may take to answer, where --timeout says it."""
+    found: float | None = _given(TIMEOUT)
+    return found
+
+
+def shows_progress() -> bool:
+    """Whether a line that changes is of use on standard error."""
+    return is_terminal(sys.stderr) and not is_quiet()
+
+
+def is_terminal(stream: IO[str] | None) -> bool:
+    """Whether somebody sits there; a stream that is closed is None."""
+    return stream is not None and stream.isatty()
+
+
+def _given(name: str) -> Any:
+    this = click.get_current_context(silent=True)
+    return None if this is None else this.meta.get(name)
 
 
 def table(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:

@@ -13,9 +13,11 @@ from typing import Any
 
 import click
 
-from cli.asking import ask_instance, endpoint_option, metrics_of
+from cli.asking import ask_router, endpoint_option, metrics_of
+from cli.errors import CtlError
 from cli.exposition import samples
-from cli.text import duration, echo, table
+from cli.output import output_option, show_json
+from cli.text import duration, echo, is_terminal, table
 
 BAR = 10
 HOME_AND_CLEAR = "\x1b[H\x1b[2J"
@@ -51,28 +53,31 @@ class Sample:
 @endpoint_option
 @click.option("--once", is_flag=True, help="look twice, an interval apart, print, and stop")
 @click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True)
-def top(endpoint: Path | None, *, once: bool, interval: float) -> None:
+@output_option
+def top(endpoint: Path | None, *, once: bool, interval: float, output: str) -> None:
     """Show load, tokens per second and times, again and again; q ends."""
+    if output == "json" and not once:
+        raise click.UsageError("-o json goes with --once; jsonl has a line for each look")
+    if sys.stdout is None:
+        raise CtlError("standard output is closed: there is nowhere to show anything")
     first = last = look(endpoint)
-    with _keys(active=not once and sys.stdin.isatty()) as pressed:
+    with _keys(active=not once and is_terminal(sys.stdin)) as pressed:
         while True:
             if pressed(interval) == "q":
                 return
             now = look(endpoint)
-            # Times over the whole of it while little happens, rates over the last interval.
-            screen = "\n".join(lines(now, last, since=first))
+            if not show_json(figures(now, last, since=first), output=output):
+                # Times over the whole of it while little happens, rates over the last interval.
+                screen = "\n".join(lines(now, last, since=first))
+                echo((HOME_AND_CLEAR if not once and is_terminal(sys.stdout) else "") + screen)
             if once:
-                echo(screen)
                 return
-            click.echo((HOME_AND_CLEAR if sys.stdout.isatty() else "") + screen)
             last = now
 
 
 def look(endpoint: Path | None) -> Sample:
     """Ask a router; raises CtlError."""
-    status = ask_instance(endpoint, "GET", "/status")
-    if status["role"] != "router":
-        raise click.UsageError("top looks at a router; name its socket with --endpoint")
+    status = ask_router(endpoint)
     return read(metrics_of(endpoint), status, at=time.monotonic())
 
 
@@ -107,6 +112,28 @@ def lines(now: Sample, before: Sample, *, since: Sample) -> Iterator[str]:
     )
     rows = [_row(one) for one in sorted(status["instances"], key=lambda one: one["instance"])]
     yield from table([HEADER, *rows], right=(4, 5, 6, 7))
+
+
+def figures(now: Sample, before: Sample, *, since: Sample) -> dict[str, Any]:
+    """The same for scripts; what lies over all buckets, or of which there is nothing, is null."""
+
+    def ms(name: str, share: float) -> float | None:
+        value = now.quantile_ms(name, share, since)
+        return None if value == float("inf") else value
+
+    status = now.status
+    return {
+        **{name: status[name] for name in ("name", "ready", "reasons", "up_s", "model")},
+        "sessions": len(status["sessions"]),
+        "tokens_per_s": round(now.rate("sdcp_api_completion_tokens_total", before), 3),
+        "requests_per_s": round(now.rate("sdcp_api_requests_total", before), 3),
+        "queue": now.values.get("sdcp_api_queue_depth", 0.0),
+        "ttft_p50_ms": ms(TTFT, 0.5),
+        "ttft_p95_ms": ms(TTFT, 0.95),
+        "token_p95_ms": ms(PER_TOKEN, 0.95),
+        "failovers": now.values.get("sdcp_failovers_total", 0.0),
+        "instances": status["instances"],
+    }
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

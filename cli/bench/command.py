@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cli.api import ca_option
 from cli.asking import endpoints_option
 from cli.errors import EXIT_FAILED
 from cli.output import output_option
@@ -69,11 +70,7 @@ class Duration(click.ParamType[float]):
     type=click.Path(path_type=Path, dir_okay=False),
     help="file with the API key alone; else the key is SDCPCTL_API_KEY, if set",
 )
-@click.option(
-    "--ca",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="authorities of an API that speaks HTTPS; default: the system's",
-)
+@ca_option
 @click.option("-m", "--model", help="default: the one that is served")
 @endpoints_option
 @click.option(

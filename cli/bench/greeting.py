@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from cli.api import API, cannot_be_asked, message_of, nobody_answers
-from cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, CtlError
+from cli.api import BYTES_MAX, cannot_be_asked, check_base_url, nobody_answers, refused
+from cli.errors import EXIT_NOT_FOUND, CtlError
 
 if TYPE_CHECKING:
     import ssl
 
 TIMEOUT_S = 10.0
-BYTES_MAX = 1 << 20
-
-
-def tls_of(url: str, authority: Path | None) -> ssl.SSLContext | None:
-    """How an API's certificate is checked; None where it speaks HTTP.  Raises CtlError."""
-    import ssl
-
-    if not url.startswith("https://"):
-        return None
-    try:
-        return ssl.create_default_context(cafile=authority)
-    except OSError as e:  # SSLError is one
-        raise CtlError(f"{authority} holds no certificates: {e.strerror}") from e
 
 
 def served_model(url: str, key: str | None, wanted: str | None, tls: ssl.SSLContext | None) -> str:
@@ -46,30 +30,19 @@ def served_model(url: str, key: str | None, wanted: str | None, tls: ssl.SSLCont
 
 
 def _models(url: str, key: str | None, tls: ssl.SSLContext | None) -> Any:
-    import ssl
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
-    if not url.startswith(("http://", "https://")):
-        raise click.UsageError(f"--url {url}: write it as {API}")
+    check_base_url(url, option="--url")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         request = Request(f"{url}/models", None, headers)
         with urlopen(request, timeout=TIMEOUT_S, context=tls) as response:
             return json.loads(response.read(BYTES_MAX))
     except HTTPError as e:
-        with e:
-            said = message_of(e.read(BYTES_MAX)) or f"{url}/models: status {e.code}"
-        raise CtlError(said, status=EXIT_REFUSED if e.code in (401, 403) else 1) from e
-    except (HTTPException, ValueError) as e:
+        raise refused(f"{url}/models", e) from e
+    except (HTTPException, ValueError, RecursionError) as e:
         raise cannot_be_asked(url) from e
     except OSError as e:  # URLError is one
-        why = getattr(e, "reason", e)
-        if isinstance(why, ssl.SSLCertVerificationError):
-            raise CtlError(
-                f"{url}: its certificate is not to be trusted: {why.verify_message}; name who"
-                " issued it with --ca",
-                status=EXIT_REFUSED,
-            ) from e
-        raise nobody_answers(url, why) from e
+        raise nobody_answers(url, getattr(e, "reason", e)) from e

@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +14,17 @@ from urllib.parse import SplitResult, urlsplit
 
 import click
 
-from cli.api import API
+from cli.api import API, check_base_url, tls_of
 from cli.asking import ask_instance
 from cli.bench.client import Client, Wanted
-from cli.bench.greeting import served_model, tls_of
+from cli.bench.greeting import served_model
 from cli.bench.prompts import Prompts, read_prompts
 from cli.bench.rounds import Sources
 from cli.bench.run import Plan, Runner
 from cli.bench.told import Measured
 from cli.endpoint import default_endpoints
 from cli.errors import CtlError
+from cli.text import shows_progress
 
 DURATION_S = 4.0
 CLEAR_LINE = "\r\x1b[K"
@@ -32,6 +32,8 @@ CLEAR_LINE = "\r\x1b[K"
 
 def measure(options: dict[str, Any]) -> tuple[Measured, bool]:
     """Measure as options say; also whether Ctrl-C ended it.  Raises CtlError, UsageError."""
+    if options["api"]:
+        check_base_url(options["api"], option="--url")
     url, sockets = _places(options["api"], options["endpoint"])
     key = _key(options["api_key_file"])
     tls = tls_of(url, options["ca"])
@@ -177,7 +179,7 @@ class Progress:
     """One line on a terminal's standard error, written anew; nothing elsewhere."""
 
     def __init__(self, plan: Plan) -> None:
-        self._shown = sys.stderr.isatty()
+        self._shown = shows_progress()
         blocks = len(plan.loads) * plan.repeats * (2 if plan.baseline else 1)
         # A warm-up of each load is a step too.
         self._steps, self._done, self._begin = blocks + len(plan.loads), 0, time.monotonic()

@@ -17,30 +17,33 @@ if TYPE_CHECKING:
 
 API = "http://127.0.0.1:8000/v1"
 BYTES_MAX = 1 << 20  # of an answer that is not a text
+
+
+class BaseUrl(click.ParamType[str]):
+    """The base URL of an API."""
+
+    name = "url"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text; a usage error, or CtlError where a context says it, for anything else."""
+        from urllib.parse import urlsplit
+
+        try:
+            if value.startswith(("http://", "https://")) and urlsplit(value).hostname:
+                return value
+        except ValueError:
+            pass
+        why = f"must look like {API}"
+        if isinstance(value, Kept):
+            raise CtlError(value.wrong("api", why))
+        self.fail(f'"{value}" {why}', param, ctx)
+
+
 ca_option = click.option(
     "--ca",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="authorities of an API that speaks HTTPS; default: the system's, or SSL_CERT_FILE",
 )
-
-
-def is_base_url(api: str) -> bool:
-    """Whether it is an address of HTTP with a host."""
-    from urllib.parse import urlsplit
-
-    try:
-        return api.startswith(("http://", "https://")) and bool(urlsplit(api).hostname)
-    except ValueError:
-        return False
-
-
-def check_base_url(api: str, *, option: str) -> None:
-    """Nothing for a base URL; else a usage error, or CtlError where a context says it."""
-    if is_base_url(api):
-        return
-    if isinstance(api, Kept):
-        raise CtlError(api.wrong("api", f"must look like {API}"))
-    raise click.UsageError(f"{option} {api}: write it as {API}")
 
 
 def tls_of(url: str, authority: Path | None) -> ssl.SSLContext | None:

@@ -12,9 +12,9 @@ import click
 
 from cli.api import (
     API,
+    BaseUrl,
     ca_option,
     cannot_be_asked,
-    check_base_url,
     nobody_answers,
     refused,
     tls_of,
@@ -31,7 +31,15 @@ LINE_BYTES_MAX = 16 << 20  # of a stream: more is no chunk
 
 
 @click.command()
-@click.option("--api", default=API, show_default=True, envvar="SDCPCTL_API", help="base URL")
+@click.option(
+    "--api",
+    type=BaseUrl(),
+    default=API,
+    show_default=True,
+    envvar="SDCPCTL_API",
+    metavar="URL",
+    help="base URL",
+)
 @click.option("--key", envvar="SDCPCTL_API_KEY", help="API key [env: SDCPCTL_API_KEY]")
 @ca_option
 @click.option("-m", "--model", help="default: the one that is served")
@@ -52,7 +60,6 @@ def chat(
 ) -> None:
     """Chat with the model; a line is a message, Ctrl-D ends."""
     options = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
-    check_base_url(api, option="--api")
     tls = tls_of(api, ca)
     messages: list[dict[str, str]] = []
     for line in _lines(once):

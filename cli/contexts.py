@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from cli.api import check_base_url
+from cli.api import BaseUrl
 from cli.endpoint import Endpoint, Kept
 from cli.errors import EXIT_NOT_FOUND, CtlError
 from cli.output import output_option, show_list
@@ -30,15 +30,13 @@ def context() -> None:
 @context.command()
 @click.argument("name")
 @click.option("--endpoint", type=Endpoint(), help="admin socket of its router, unix:PATH")
-@click.option("--api", help="base URL of its API, for chat and bench")
+@click.option("--api", type=BaseUrl(), help="base URL of its API, for chat and bench")
 def add(name: str, endpoint: Path | None, api: str | None) -> None:
     """Keep a context, in the place of one of that name; the first one is used at once."""
     if not endpoint and not api:
         raise click.UsageError("a context needs --endpoint, --api, or both")
     if not name or name != name.strip() or not name.isprintable():
         raise click.UsageError(f"a name is printable, without space around it: {name!r}")
-    if api:
-        check_base_url(api, option="--api")
     kept = _read()
     given = {"endpoint": endpoint and f"unix:{endpoint.absolute()}", "api": api}
     kept["contexts"][name] = {key: value for key, value in given.items() if value}

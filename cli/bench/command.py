@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cli.api import ca_option
+from cli.api import BaseUrl, ca_option
 from cli.asking import endpoints_option
 from cli.errors import EXIT_FAILED
 from cli.output import output_option
@@ -63,7 +63,11 @@ class Duration(click.ParamType[float]):
 @click.command()
 # Its name within is that of chat's, so that a context says it for both.
 @click.option(
-    "--url", "api", envvar="SDCPCTL_API", help="base URL of the API; default: the router's"
+    "--url",
+    "api",
+    type=BaseUrl(),
+    envvar="SDCPCTL_API",
+    help="base URL of the API; default: the router's",
 )
 @click.option(
     "--api-key-file",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from cli.api import BYTES_MAX, cannot_be_asked, check_base_url, nobody_answers, refused
+from cli.api import BYTES_MAX, cannot_be_asked, nobody_answers, refused
 from cli.errors import EXIT_NOT_FOUND, CtlError
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ def _models(url: str, key: str | None, tls: ssl.SSLContext | None) -> Any:
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
-    check_base_url(url, option="--url")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         request = Request(f"{url}/models", None, headers)

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import click
 
-from cli.api import API, check_base_url, tls_of
+from cli.api import API, tls_of
 from cli.asking import ask_instance
 from cli.bench.client import Client, Wanted
 from cli.bench.greeting import served_model
@@ -32,8 +32,6 @@ CLEAR_LINE = "\r\x1b[K"
 
 def measure(options: dict[str, Any]) -> tuple[Measured, bool]:
     """Measure as options say; also whether Ctrl-C ended it.  Raises CtlError, UsageError."""
-    if options["api"]:
-        check_base_url(options["api"], option="--url")
     url, sockets = _places(options["api"], options["endpoint"])
     key = _key(options["api_key_file"])
     tls = tls_of(url, options["ca"])

@@ -58,7 +58,7 @@ async def test_what_goes_wrong_is_a_sentence() -> None:
         assert "it broke" in err
         assert api.text.decode(SCRIPT[:2]) in out
         code, _, err = await chat(api, "--once", "x", "-m", "other")
-        assert code == 1
+        assert code == 5
         assert f"the models are: {NAME}" in err
         code, _, err = await chat(api, "--once", "x", "--api", "http://127.0.0.1:9/v1")
         assert code == 3

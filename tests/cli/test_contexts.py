@@ -77,3 +77,43 @@ def test_a_file_that_is_no_longer_what_was_written(home: Path, text: str) -> Non
     done = run("status")
     assert done.exit_code == 1 and "is not what sdcpctl wrote" in done.stderr
     assert (home / "sdcpctl" / "contexts.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--endpoint", "foo"), ("--api", "htp://lab/v1"), ("--api", "http://"), ("--api", "lab:8000")],
+)
+def test_what_can_not_be_asked_is_not_kept(home: Path, wrong: tuple[str, str]) -> None:
+    done = run("context", "add", "lab", *wrong)
+    assert done.exit_code == 2 and wrong[0] in done.stderr
+    assert not (home / "sdcpctl").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "command"),
+    [
+        ("endpoint", "foo", ("status",)),
+        ("endpoint", "foo", ("doctor",)),
+        ("api", "htp://x", ("chat", "--once", "x")),
+        ("api", "htp://x", ("bench",)),
+    ],
+)
+def test_a_kept_value_that_is_wrong_is_told_with_its_context(
+    home: Path, key: str, value: str, command: tuple[str, ...]
+) -> None:
+    (home / "sdcpctl").mkdir()
+    kept = {"current": "the lab", "contexts": {"the lab": {key: value}}}
+    (home / "sdcpctl" / "contexts.json").write_text(json.dumps(kept))
+    done = run(*command)
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f'context the lab: its {key} "{value}" must look like ')
+    assert "sdcpctl context remove 'the lab'" in done.stderr
+    assert run("context", "remove", "the lab").exit_code == 0
+
+
+def test_a_current_context_that_is_gone_can_be_mended(home: Path) -> None:
+    run("context", "add", "lab", "--api", "http://lab/v1")
+    path = home / "sdcpctl" / "contexts.json"
+    path.write_text(path.read_text().replace('"current": "lab"', '"current": "old"'))
+    assert run("status").exit_code == 5
+    assert run("context", "use", "lab").exit_code == 0

@@ -62,3 +62,9 @@ def test_lines_that_are_none_are_told_with_their_numbers(tmp_path: Path) -> None
     assert listed.exit_code == 1
     assert "line 2, 4, 5: not name:sha256:hex" in listed.output
     assert "000000000000" in listed.output and "broken" not in listed.output
+
+
+def test_a_directory_that_is_missing_is_told_with_its_cure(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["keys", "add", "bob", "--file", f"{tmp_path}/no/keys"])
+    assert done.exit_code == 1 and done.stdout == ""
+    assert f"make its directory: sudo install -d -m 750 {tmp_path}/no;" in done.stderr

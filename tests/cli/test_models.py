@@ -79,6 +79,9 @@ def test_what_is_wrong_is_told(broken: Path, break_it: object, said: str) -> Non
     break_it(broken)
     done = models("verify", broken)
     assert done.exit_code == 1 and said in done.stderr, done.output
+    if said != "architecture":  # which is of no matter to a digest
+        hashed = models("hash", broken)
+        assert hashed.exit_code == 1 and said in hashed.stderr and hashed.stdout == ""
 
 
 def test_models_are_told_by_who_has_them() -> None:

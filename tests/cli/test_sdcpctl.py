@@ -124,7 +124,7 @@ def test_version() -> None:
         (["stats"], "Did you mean 'status'?"),
         (["status", "--endpont", "x"], "Did you mean '--endpoint'?"),
         (["certs", "ini"], "Did you mean 'init'?"),
-        (["status", "-o", "yaml"], "'yaml' is not one of 'table', 'json'"),
+        (["status", "-o", "yaml"], "'yaml' is not one of 'table', 'wide', 'json'"),
         (["status", "--endpoint", "http://x"], "must look like unix:/run/sdcpd/router/admin.sock"),
         (["status", "--endpoint", "unix:"], "must look like unix:/run/sdcpd/router/admin.sock"),
         (["certs", "issue"], "Missing argument"),

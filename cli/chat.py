@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import ssl
     from http.client import HTTPResponse
 
+NO_API = "\nwhat answers is no OpenAI-compatible API"
 LINE_BYTES_MAX = 16 << 20  # of a stream: more is no chunk
 
 
@@ -66,7 +67,10 @@ def chat(
         messages.append({"role": "user", "content": line})
         answer = ""
         for chunk in _stream(api, key, tls, options | {"messages": messages}):
-            answer += _show(chunk, as_strip=as_strip)
+            try:
+                answer += _show(chunk, as_strip=as_strip)
+            except (LookupError, TypeError, AttributeError) as e:
+                raise CtlError(NO_API) from e
         echo("")
         messages.append({"role": "assistant", "content": answer})
 
@@ -131,8 +135,8 @@ def _chunk(octets: bytes) -> dict[str, Any]:
         if not error and not all(isinstance(one["delta"], dict) for one in chunk["choices"]):
             raise ValueError("no choices")
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as e:
-        raise CtlError("\nwhat answers is no OpenAI-compatible API") from e
-    if said:
+        raise CtlError(NO_API) from e
+    if error:
         raise CtlError(f"\n{said}")
     return chunk
 

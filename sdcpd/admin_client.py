@@ -190,27 +190,33 @@ def _answered(
     try:
         connection.request(method, resource, octets, {"content-type": "application/json"})
         yield connection.getresponse()
-    except FileNotFoundError as e:
-        raise AdminUnreachable(
-            f"there is no admin socket {path}; is the instance running on this host?"
-        ) from e
-    except PermissionError as e:
-        raise AdminUnreachable(
-            f"admin socket {path}: permission denied; join the group that owns it, or use sudo"
-        ) from e
-    except ConnectionRefusedError as e:
-        if not path.is_socket():
-            raise AdminUnreachable(f"{path} is no socket; {NAME_ONE}") from e
-        raise AdminUnreachable(
-            f"nobody listens at admin socket {path}; the instance that made it has died, start it"
-        ) from e
-    except TimeoutError as e:
-        raise AdminUnreachable(
-            f"admin socket {path} has not answered in {timeout_s:g} s; look at the instance's log"
-        ) from e
-    except (OSError, http.client.IncompleteRead) as e:
-        raise AdminUnreachable(f"admin socket {path} does not answer: {e}") from e
-    except http.client.HTTPException as e:
-        raise AdminUnreachable(f"{path} is no admin socket of sdcpd: {FOREIGN}") from e
+    except (OSError, http.client.HTTPException) as e:
+        raise AdminUnreachable(_why(path, e, timeout_s)) from e
     finally:
         connection.close()
+
+
+def _why(path: Path, error: Exception, timeout_s: float) -> str:
+    """What has happened at a socket, and what to do."""
+    match error:
+        case FileNotFoundError():
+            return f"there is no admin socket {path}; is the instance running on this host?"
+        case PermissionError():
+            return (
+                f"admin socket {path}: permission denied; join the group that owns it, or use sudo"
+            )
+        case ConnectionRefusedError():
+            if not path.is_socket():
+                return f"{path} is no socket; {NAME_ONE}"
+            return (
+                f"nobody listens at admin socket {path}; the instance that made it has died,"
+                " start it"
+            )
+        case TimeoutError():
+            return (
+                f"admin socket {path} has not answered in {timeout_s:g} s; look at the instance's"
+                " log"
+            )
+        case OSError() | http.client.IncompleteRead():
+            return f"admin socket {path} does not answer: {error}"
+    return f"{path} is no admin socket of sdcpd: {FOREIGN}"

@@ -263,7 +263,7 @@ async def test_what_cannot_be_asked_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--url", "file:///etc/passwd"), "write it as"),
+        (("--url", "file:///etc/passwd"), "must look like"),
         (("--concurrency", "0,2"), "whole numbers"),
         (("--concurrency", "65"), "from 1 to 64"),
         (("--rate", "x"), "1/s,4"),

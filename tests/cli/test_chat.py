@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
+from pathlib import Path
 
+from certs.commands import init
 from sdcpd.roles.generation import GenerationError
 from tests.kit.api import FOX, NAME, STORY, Api, Scripted, cluster_api, served, tokenizer
 
@@ -74,6 +77,12 @@ async def test_an_answer_that_breaks_off_is_none() -> None:
         (head + chunk, "broke off"),
         (head + b"data: hello\n\n", "no OpenAI-compatible API"),
         (head + b"data: {}\n\n", "no OpenAI-compatible API"),
+        (head + b"data: 3\n\n", "no OpenAI-compatible API"),
+        (head + b'data: {"error": {"message": ""}}\n\n', ""),
+        (head + b'data: {"error": 3}\n\n', "no OpenAI-compatible API"),
+        (head + b'data: {"choices": [{"delta": {"content": 3}}]}\n\n', "no OpenAI-compatible"),
+        (head + b"data: " + b"[" * 100_000 + b"\n\n", "no OpenAI-compatible API"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nda", "broke off"),
         (b"hello\r\n", "can't be asked"),
     ):
 
@@ -96,6 +105,32 @@ async def test_an_answer_that_breaks_off_is_none() -> None:
             code, _, err = await chat(api, "--once", "x", *more)
             assert code == 1
             assert "can't be asked" in err
+
+
+async def test_an_api_that_speaks_https(tmp_path: Path) -> None:
+    """Its authority must be known, by --ca or the variable of OpenSSL, which is said."""
+    issued = init(tmp_path, "lab.example", ["router/r0=https://127.0.0.1:7442/"], sans=()).issued
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(issued[0].crt_path, issued[0].key_path)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}}")
+        writer.write(b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": []}\n\ndata: [DONE]\n\n')
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
+    port = server.sockets[0].getsockname()[1]
+    at = ("--once", "x", "--api", f"https://127.0.0.1:{port}/v1")
+    async with server:
+        code, _, err = await chat(_At(port), *at)  # type: ignore[arg-type]
+        assert code == 4 and "certificate is not trusted" in err
+        assert "--ca FILE" in err and "SSL_CERT_FILE" in err
+        known = ("--ca", str(tmp_path / "ca.crt"))
+        code, _, err = await chat(_At(port), *at, *known)  # type: ignore[arg-type]
+        assert code == 0, err
+    code, _, err = await chat(_At(port), *at, "--ca", __file__)  # type: ignore[arg-type]
+    assert code == 1 and "holds no certificates" in err
 
 
 class _At:

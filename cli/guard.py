@@ -17,7 +17,7 @@ DEBUG = "SDCPCTL_DEBUG"
 ASKED = "cli.asked"
 """Where a context's `meta` has the socket that was asked last."""
 _OUTPUT = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT})
-_OTHER_KINDS = (TypeError, AttributeError, LookupError, ValueError)
+_OTHER_KINDS = (TypeError, AttributeError, LookupError, ValueError, RecursionError)
 
 
 class Guarded(click.Group):

@@ -10,7 +10,7 @@ import click
 
 from cli.asking import OfSession, ask_instance, ask_router, endpoint_option, follow_instance
 from cli.errors import CtlError
-from cli.output import output_option, show_list, show_one
+from cli.output import output_option, show_json, show_list, show_one
 from cli.text import echo
 
 COLUMNS = (
@@ -75,10 +75,9 @@ def watch(session: str, endpoint: Path | None, output: str) -> None:
     lines = follow_instance(endpoint, "/sessions/watch", {"session": session})
     count = passes = unknown = 0
     for line in lines:
-        if output == "jsonl":
-            echo(line)
-            continue
         value = json.loads(line)
+        if show_json(value, output=output):
+            continue
         count += value.get("tokens", 0)
         known = [one for one in value.get("rounds", ()) if not _is_unknown(one)]
         passes += len(known)

@@ -286,6 +286,23 @@ def test_versions_and_colours(tmp_path: Path) -> None:
     assert "not ready" in done.stdout and "\x1b" not in done.stdout
 
 
+LINES = b'HTTP/1.1 200 OK\r\n\r\n{"session": "x"}\n{"end": "finished", "rest": ""}\n'
+
+
+def test_what_is_followed(tmp_path: Path) -> None:
+    """Each line names its form; lines that no router writes are told to be such."""
+    watch = ("sessions", "watch", "--endpoint", f"unix:{tmp_path}/a.sock")
+    with answering(tmp_path, LINES):
+        done = invoke(*watch, "-o", "jsonl")
+    assert done.exit_code == 0
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["schema"] for one in lines] == ["sdcpctl/v1"] * 2
+    for line in (b"hello", b"[]", b'{"rounds": [3]}', b"[" * 100_000):
+        with answering(tmp_path, b"HTTP/1.1 200 OK\r\n\r\n" + line + b"\n"):
+            done = invoke(*watch)
+        assert done.exit_code == 3 and "is not understood" in done.stderr
+
+
 # ---- exit codes
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -91,11 +92,26 @@ class Answering:
         self._thread.start()
 
     def _serve(self) -> None:
-        with self._server.accept()[0] as connection:
-            connection.recv(65536)
-            connection.sendall(self._octets)
+        with suppress(OSError):  # which ends the waiting for callers
+            while True:
+                connection, _ = self._server.accept()
+                with connection, suppress(OSError):  # a caller may have had enough
+                    self._read(connection)
+                    connection.sendall(self._octets)
+
+    @staticmethod
+    def _read(connection: socket.socket) -> None:
+        """A whole request: its body may come by itself."""
+        said = b""
+        while (more := connection.recv(65536)) and b"\r\n\r\n" not in (said := said + more):
+            continue
+        head, _, body = said.partition(b"\r\n\r\n")
+        length = int((re.search(rb"content-length: (\d+)", head.lower()) or [0, 0])[1])
+        while len(body) < length and (more := connection.recv(65536)):
+            body += more
 
     def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
         self._thread.join(10)
         self._server.close()
 

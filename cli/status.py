@@ -10,6 +10,7 @@ import click
 from cli.asking import ask_instance, endpoint_option
 from cli.output import output_option, show_json
 from cli.text import duration, echo, table
+from sdcpd.units import duration_text
 
 STATE_COLOURS = {
     "ready": "green",
@@ -19,8 +20,20 @@ STATE_COLOURS = {
     "stuck": "red",
     "gone": "bright_black",
 }
-HEADER = ("INSTANCE", "ROLE", "STATE", "LOAD", "QUEUE", "ACCEPT", "SESS", "SEEN", "BASE URI")
-RIGHT = (3, 4, 5, 6, 7)
+HEADER = (
+    "INSTANCE",
+    "ROLE",
+    "STATE",
+    "LOAD",
+    "QUEUE",
+    "ACCEPT",
+    "SESS",
+    "SEEN",
+    "CERT",
+    "BASE URI",
+)
+RIGHT = (3, 4, 5, 6, 7, 8)
+CERTIFICATE_LEFT_S = 14 * 86400
 
 
 @click.command()
@@ -52,6 +65,7 @@ def _router(answer: dict[str, Any]) -> list[str]:
         " its log, there: journalctl -u 'sdcpd@verifier*' -n 50"
         for one in answer.get("missing_verifiers", ())
     ]
+    lines += _expiring(answer["instances"])
     return lines + [
         _remark(one) for one in answer["instances"] if one["state"] in ("expired", "stuck")
     ]
@@ -73,8 +87,33 @@ def _row(instance: dict[str, Any]) -> tuple[str, ...]:
         "-" if accept is None else f"{accept:.2f}",
         str(instance["sessions"]),
         f"{instance['seen_s']:.1f}s",
+        _certificate(instance.get("certificate_left_s")),
         instance["base_uri"],
     )
+
+
+def _certificate(left_s: int | None) -> str:
+    """How long a certificate is still good; "-" where its instance does not tell."""
+    if left_s is None:
+        return "-"
+    text = duration_text(max(0, left_s))
+    return text if left_s >= CERTIFICATE_LEFT_S else _red(f"{text} !")
+
+
+def _expiring(instances: list[dict[str, Any]]) -> list[str]:
+    """What to do about certificates that expire soon."""
+    found = [
+        one
+        for one in instances
+        if one.get("certificate_left_s") is not None and one["state"] != "gone"
+        if one["certificate_left_s"] < CERTIFICATE_LEFT_S
+    ]
+    return [
+        f"{_red('!')} {one['instance']}: its certificate expires in"
+        f" {duration_text(max(0, one['certificate_left_s']))}.  Run, where ca.key is: sdcpctl"
+        f" certs renew {one['role']}/{one['instance'].partition('.')[0]}, and copy it there"
+        for one in found
+    ]
 
 
 def _sessions(answer: dict[str, Any]) -> str:

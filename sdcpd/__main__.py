@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import faulthandler
+import json
 import logging
 import os
 import sys
@@ -48,6 +49,11 @@ OPENMP_SPINS = "4000"  # some 60 us, about what lies between two matrix products
     is_flag=True,
     help="check the file, and with --role certificates and model directories, and exit",
 )
+@click.option(
+    "--print-config",
+    is_flag=True,
+    help="print every key with its value, and exit; sdcpctl config show tells where each is from",
+)
 @click.version_option(sdcpd.__version__, prog_name="sdcpd")
 @click.pass_context
 def main(
@@ -59,6 +65,7 @@ def main(
     log_level: str | None,
     log_format: str | None,
     check_config: bool,
+    print_config: bool,
 ) -> None:
     """Serve a large language model with speculative decoding across machines."""
     # Before anything imports torch: threads that spin at barriers without an end slow each other
@@ -68,7 +75,7 @@ def main(
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
     if context.invoked_subcommand is not None:
         return
-    if not roles and not check_config:
+    if not roles and not check_config and not print_config:
         raise click.UsageError("give --role router, verifier or drafter (or: sdcpd dev)")
     given = {"log.level": log_level, "log.format": log_format}
     settings += tuple(f"{key}={value}" for key, value in given.items() if value is not None)
@@ -84,6 +91,9 @@ def main(
         count = len(e.problems)
         click.echo(f"{count} problem{'s' if count > 1 else ''}; not started.", err=True)
         sys.exit(EXIT_CONFIG)
+    if print_config:
+        _print(config)
+        return
     if check_config:
         click.echo(f"{path}: ok")
         return
@@ -95,6 +105,14 @@ def main(
         logging.shutdown()
         os._exit(code)
     sys.exit(code)
+
+
+def _print(config: Config) -> None:
+    """Each key on a line, as a file could have it."""
+    from sdcpd.reload import flat
+
+    for key, value in flat(config).items():
+        click.echo(f"{key} = {json.dumps(value, ensure_ascii=False)}")
 
 
 def _check(config: Config, wanted: Sequence[Wanted]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sdcpd.__main__ import main as sdcpd_main
 from sdcpd.config import Config, ConfigError, config_of, load_config, parse_config
 from sdcpd.config_sources import read_sources
 from tests.test_example import WHOLE
@@ -202,3 +204,13 @@ def test_no_keys_are_taken_from_an_empty_credential(path: Path, credentials: Pat
 def test_a_credential_opens_no_api(path: Path, credentials: Path) -> None:
     environ = {"CREDENTIALS_DIRECTORY": str(credentials)}
     assert load_config(path, environ=environ).api is None
+
+
+def test_the_daemon_prints_what_it_goes_by(path: Path) -> None:
+    """--print-config: each key with its value, as a file could have it."""
+    path.write_text(ROUTER)
+    command = ["--print-config", "-c", str(path), "--set", "log.level=debug"]
+    done = CliRunner().invoke(sdcpd_main, command)
+    lines = done.stdout.splitlines()
+    assert done.exit_code == 0 and 'log.level = "debug"' in lines
+    assert 'tls.warn_before = "14d"' in lines and "transport.http3 = true" in lines

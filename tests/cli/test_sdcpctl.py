@@ -50,6 +50,7 @@ ROUTER = {
             "sessions": 2,
             "engine": None,
             "seen_s": 12.1,
+            "certificate_left_s": 6 * 86400 + 100,
         },
         {
             "instance": "v0.cd",
@@ -62,6 +63,7 @@ ROUTER = {
             "sessions": 0,
             "engine": None,
             "seen_s": 0.4,
+            "certificate_left_s": 71 * 86400 + 100,
         },
     ],
     "sessions": [],
@@ -195,13 +197,15 @@ def test_the_table(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.output.splitlines() == [
         "Router r0  up 4min 33s   not ready   model tiny   version 0.1.0",
-        "INSTANCE  ROLE      STATE    LOAD  QUEUE  ACCEPT  SESS   SEEN  BASE URI",
-        "v0.cd     verifier  loading    5%      3       -     0   0.4s  https://gpu1:7443/",
-        "d0.ab     drafter   expired     -      -    0.78     2  12.1s  https://gpu3:7444/",
+        "INSTANCE  ROLE      STATE    LOAD  QUEUE  ACCEPT  SESS   SEEN  CERT  BASE URI",
+        "v0.cd     verifier  loading    5%      3       -     0   0.4s   71d  https://gpu1:7443/",
+        "d0.ab     drafter   expired     -      -    0.78     2  12.1s  6d !  https://gpu3:7444/",
         "Sessions 0 open, 7 since start",
         "! not ready: no verifier has reported",
         "! not ready: the disk of the commit logs is full",
         "! degraded: the cache fails",
+        "! d0.ab: its certificate expires in 6d.  Run, where ca.key is: sdcpctl certs renew "
+        "drafter/d0, and copy it there",
         "! d0.ab: no status for 12.1 s.  Look at its log, at https://gpu3:7444/: "
         "journalctl -u 'sdcpd@drafter*' -n 50",
     ]

@@ -56,6 +56,7 @@ def contents(root: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_laid_again_and_taken_away(tmp_path: Path) -> None:
     furnish(tmp_path)
     before = contents(tmp_path)
@@ -85,6 +86,7 @@ def test_the_units_as_they_are_laid(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_every_path_that_a_unit_names_is_there(tmp_path: Path) -> None:
     """Programs of Exec lines, after the programs' own installation."""
     install(furnish(tmp_path), "--no-venv", "--prefix", "/srv/sdcpd")

@@ -56,6 +56,7 @@ def run(folder: Path, *, allowed: str, ci: str) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize(
     ("allowed", "ci", "code"), [("", "1", 1), ("", "", 0), (f"{ONE} # no server here", "1", 0)]
 )
+@pytest.mark.slow
 def test_only_allowed_skips_are_forgiven(tmp_path: Path, allowed: str, ci: str, code: int) -> None:
     (tmp_path / "test_skipping.py").write_text(SKIPPING)
     done = run(tmp_path, allowed=allowed, ci=ci)
@@ -66,6 +67,7 @@ def test_only_allowed_skips_are_forgiven(tmp_path: Path, allowed: str, ci: str, 
 
 @pytest.mark.parametrize("ci", ["", "true"])
 @pytest.mark.parametrize("module", ["", "test_absent.py # not installed here"])
+@pytest.mark.slow
 def test_modules_that_are_skipped_at_collection_are_seen(
     tmp_path: Path, module: str, ci: str
 ) -> None:
@@ -79,6 +81,7 @@ def test_modules_that_are_skipped_at_collection_are_seen(
     assert ("not allowed by allowed.txt: test_absent.py" in done.stdout) == refused
 
 
+@pytest.mark.slow
 def test_a_run_of_nothing_but_such_a_module_fails_where_it_is_not_allowed(tmp_path: Path) -> None:
     (tmp_path / "test_absent.py").write_text(
         "from tests.kit import skips\n"

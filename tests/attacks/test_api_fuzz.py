@@ -123,6 +123,7 @@ def fuzz(made: Target, *, examples: int, derandomize: bool) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_any_request_is_answered_in_shape(caplog: pytest.LogCaptureFixture) -> None:
     with target(caplog) as made:
         fuzz(made, examples=150, derandomize=True)

@@ -109,17 +109,17 @@ def refused_streams(number: int) -> bytes:
     "piece",
     [
         rapid_reset,
-        window_overflow,
-        data_after_the_end,
-        headers_after_the_end,
+        pytest.param(window_overflow, marks=pytest.mark.slow),
+        pytest.param(data_after_the_end, marks=pytest.mark.slow),
+        pytest.param(headers_after_the_end, marks=pytest.mark.slow),
         settings,
         pings,
-        priorities,
-        empty_data,
+        pytest.param(priorities, marks=pytest.mark.slow),
+        pytest.param(empty_data, marks=pytest.mark.slow),
         tiny_data,
-        tiny_announced_data,
-        unknown,
-        refused_streams,
+        pytest.param(tiny_announced_data, marks=pytest.mark.slow),
+        pytest.param(unknown, marks=pytest.mark.slow),
+        pytest.param(refused_streams, marks=pytest.mark.slow),
     ],
 )
 async def test_a_flood_ends_its_connection_and_no_other(
@@ -190,6 +190,7 @@ def overlong_frame() -> bytes:
 
 
 @pytest.mark.parametrize("octets", [continuations, bomb, overlong_frame])
+@pytest.mark.slow
 async def test_what_is_too_large_is_refused_before_it_is_here(
     kit: CertKit, octets: Callable[[], bytes]
 ) -> None:
@@ -204,6 +205,7 @@ async def test_what_is_too_large_is_refused_before_it_is_here(
         assert server.reasons["http_error"] >= 1
 
 
+@pytest.mark.slow
 async def test_replies_that_are_not_read_stop_the_reading(kit: CertKit) -> None:
     """PINGs in numbers below the flood's, whose answers nobody takes."""
     async with victim(kit) as server:
@@ -242,6 +244,7 @@ async def test_bodies_that_are_too_large_are_refused(kit: CertKit) -> None:
         assert set(server.reasons) == {"body_too_large"}
 
 
+@pytest.mark.slow
 async def test_bodies_that_come_too_slowly_are_given_up(kit: CertKit) -> None:
     """An octet now and then stretches nothing."""
     async with victim(kit, pace=QUICK) as server:

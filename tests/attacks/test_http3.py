@@ -100,7 +100,17 @@ def unknown_frames(client: BareClient) -> None:
     client._quic.send_stream_data(stream, b"\x21\x00" * 500)
 
 
-@pytest.mark.parametrize("piece", [rapid_reset, pings, endless_headers, empty_data, unknown_frames])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        pings,
+        empty_data,
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (rapid_reset, endless_headers, unknown_frames)
+        ),
+    ],
+)
 async def test_a_flood_ends_its_connection_and_no_other(
     kit: CertKit, piece: Callable[[BareClient], None]
 ) -> None:

@@ -111,6 +111,7 @@ async def test_an_open_loop_and_the_table() -> None:
     assert "TEXT ms p50" in out and "OVERHEAD ms" in out and "\x1b" not in out
 
 
+@pytest.mark.slow
 async def test_one_repeat_or_no_drafter_is_no_verdict() -> None:
     async with cluster_api(SCRIPT) as (api, _):
         _, found = await measured(at(api.port), *ONCE)

@@ -91,6 +91,7 @@ def test_sections_that_come_or_go_need_a_restart() -> None:
         assert all(key.split(".")[0] in ("verifier", "log") for key in report.changed)
 
 
+@pytest.mark.slow
 def test_a_running_instance_reloads(tmp_path: Path) -> None:
     """ux 3: what counts at once, what needs a restart, and a wrong file changes nothing."""
     site = make_site(tmp_path)

@@ -65,6 +65,7 @@ async def test_what_cannot_be_tried_is_said(wish: dict[str, Any], told: str) -> 
         await verify(PAIR / "target", None, **usual | wish)
 
 
+@pytest.mark.slow
 def test_what_is_no_model_is_said_in_one_sentence(tmp_path: Path) -> None:
     done = run(str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (1, "")
